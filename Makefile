@@ -1,0 +1,116 @@
+# Every target sets up what it needs. `make help` lists them.
+#
+#   PYTHON=...   the Python to build .venv with (default: the first of 3.11 or later that is found)
+#   ARGS=...     more arguments for pytest, the benchmark or the demo
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.SUFFIXES:
+.DELETE_ON_ERROR:
+
+# A PYTHONPATH left over from other tools would shadow what the locks install.
+unexport PYTHONPATH PYTHONHOME
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --quiet --disable-pip-version-check --no-input
+ARGS ?=
+
+# Stamps live inside the environment, so that they go when it goes.
+MADE := $(VENV)/.made
+RUNTIME := $(VENV)/.runtime-installed
+DEV := $(VENV)/.dev-installed
+PACKAGE := $(VENV)/.package-installed
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+# ------------------------------------------------------------------------------------- set-up
+
+$(MADE):
+	@python=$$(PYTHON='$(PYTHON)' sh scripts/find-python) || exit 1; \
+	echo "setup: creating $(VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv --clear $(VENV)
+	@touch $@
+
+$(RUNTIME): requirements/runtime.lock $(MADE)
+	@echo "setup: installing what omnirelay needs to run"
+	@$(PIP) install --require-hashes -r requirements/runtime.lock
+	@touch $@
+
+$(DEV): requirements/dev.lock $(MADE)
+	@echo "setup: installing the development tools"
+	@$(PIP) install --require-hashes -r requirements/dev.lock
+	@touch $(RUNTIME) $@
+
+$(PACKAGE): pyproject.toml src/omnirelay/_version.py $(DEV)
+	@echo "setup: installing omnirelay from this tree"
+	@$(PIP) install --no-deps --no-build-isolation --no-index --editable .
+	@touch $@
+
+.PHONY: setup
+setup: $(PACKAGE) ## create .venv with the locked development tools and this package
+	@:
+
+# -------------------------------------------------------------------------------------- using
+
+# The demo runs from the tree: it needs the runtime dependencies, not the development tools.
+.PHONY: demo
+demo: $(RUNTIME) ## run items through the kernel with workers that crash, and see what happened
+	@PYTHONPATH=src $(PY) -m examples.demo $(ARGS)
+
+.PHONY: bench
+bench: setup ## measure the kernel
+	@$(PY) -m benchmarks.kernel $(ARGS)
+
+# ----------------------------------------------------------------------------------- checking
+
+.PHONY: test
+test: setup ## run the test suite
+	@$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
+
+.PHONY: crash-test
+crash-test: setup ## kill the process hundreds of times and check what it recovers
+	@OMNIRELAY_LONG=1 $(PY) -m pytest -n 2 --dist worksteal tests/crash $(ARGS)
+
+.PHONY: lint
+lint: setup ## check style, types and the import contracts
+	@echo "lint: ruff check"
+	@$(PY) -m ruff check .
+	@echo "lint: ruff format"
+	@$(PY) -m ruff format --check .
+	@echo "lint: mypy"
+	@$(PY) -m mypy
+	@echo "lint: import contracts"
+	@$(VENV)/bin/lint-imports --no-logo
+
+.PHONY: format
+format: setup ## format the code and fix what can be fixed safely
+	@$(PY) -m ruff check --fix-only .
+	@$(PY) -m ruff format .
+
+.PHONY: wheel-test
+wheel-test: setup ## build the wheel, install it into a fresh environment and use it there
+	@sh scripts/wheel-test $(PY)
+
+# ------------------------------------------------------------------------------------- upkeep
+
+LOCK = "$$work/bin/uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-config --no-emit-index-url --custom-compile-command 'make lock' $(ARGS)
+
+.PHONY: lock
+lock: $(MADE) ## write requirements/*.lock anew (ARGS=--upgrade: with the newest versions)
+	@set -eu; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	$(PY) -m venv "$$work"; \
+	"$$work/bin/python" -m pip --quiet --disable-pip-version-check --no-input install uv; \
+	echo "lock: requirements/runtime.lock"; \
+	$(LOCK) -o requirements/runtime.lock requirements/runtime.in >/dev/null; \
+	echo "lock: requirements/dev.lock"; \
+	$(LOCK) -c requirements/runtime.lock -o requirements/dev.lock requirements/dev.in >/dev/null; \
+	if grep -n '://' requirements/*.lock; then echo "error: a lock names a host" >&2; exit 1; fi
+
+.PHONY: clean
+clean: ## remove .venv, builds and caches
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

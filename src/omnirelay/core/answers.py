@@ -1,0 +1,141 @@
+"""What callers get back. Values of the moment of decision: later changes never show in them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from omnirelay.core.events import RestoredItem
+from omnirelay.core.payload import ErrorInfo, OwnershipToken, Payload
+
+
+class EnqueueResult(msgspec.Struct, frozen=True, gc=False):
+    sequence_id: int
+    duplicate: bool
+
+
+class EnqueueAnswer(msgspec.Struct, frozen=True):
+    results: list[EnqueueResult]
+    pending_count: int
+    active_lease_count: int
+
+
+class GrantedLease(msgspec.Struct, frozen=True, gc=False):
+    """A lease as its owner gets it. `remaining_ms` counts from the moment of the grant."""
+
+    payload: Payload
+    token: OwnershipToken
+    owner: str
+    expires_at: int
+    remaining_ms: int
+    heartbeat_after_ms: int
+    enqueued_at: int
+    priority: int
+    last_error: ErrorInfo | None = None
+    progress: bytes | None = None
+
+    @property
+    def sequence_id(self) -> int:
+        return self.token.sequence_id
+
+    @property
+    def attempt(self) -> int:
+        return self.token.attempt
+
+    @property
+    def fence(self) -> int:
+        fence = self.token.fence
+        assert fence is not None, "a granted token always bears its fence"
+        return fence
+
+
+class HeartbeatAnswer(msgspec.Struct, frozen=True):
+    extended: bool
+    expires_at: int
+    remaining_ms: int
+    heartbeat_after_ms: int
+    cancel_requested: bool
+
+
+class CompleteAnswer(msgspec.Struct, frozen=True):
+    follow_up_ids: list[int] | None = None
+
+
+class FailAnswer(msgspec.Struct, frozen=True):
+    """Answer to fail and release: where the item is now."""
+
+    state: str
+    not_before: int | None = None
+
+
+class CancelAnswer(msgspec.Struct, frozen=True):
+    """`success` is false when the item had ended before; `state` says how."""
+
+    success: bool
+    state: str
+    cancel_requested: bool
+
+
+class DrainAnswer(msgspec.Struct, frozen=True):
+    items: list[RestoredItem]
+    remaining_count: int
+
+
+class RestoreAnswer(msgspec.Struct, frozen=True):
+    restored_count: int
+    duplicate_count: int
+
+
+class CountAnswer(msgspec.Struct, frozen=True):
+    """How many dead letters one step of a redrive or purge took, and where the next step goes on."""
+
+    count: int
+    next: int | None = None
+
+
+class ItemView(msgspec.Struct, frozen=True, kw_only=True):
+    """An item with everything the shard knows of it."""
+
+    sequence_id: int
+    state: str
+    payload: Payload
+    attempt: int
+    priority: int
+    weight: int
+    enqueued_at: int
+    not_before: int | None = None
+    max_attempts: int | None = None
+    last_error: ErrorInfo | None = None
+    ownership_token: OwnershipToken | None = None
+    owner_peer_id: str | None = None
+    principal: str | None = None
+    granted_at: int | None = None
+    last_heartbeat_at: int | None = None
+    expires_at: int | None = None
+    progress: bytes | None = None
+    cancel_requested: bool = False
+    cancel_reason: str | None = None
+    result: bytes | None = None
+    result_encoding: str | None = None
+    parent_sequence_id: int | None = None
+    ended_at: int | None = None
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Part of a listing. `next` goes into the following call; None at the end."""
+
+    items: list[ItemView]
+    next: int | None
+    total: int
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    pending_count: int
+    ready_count: int
+    delayed_count: int
+    active_lease_count: int
+    dead_letter_count: int
+    completed_count: int
+    oldest_ready_age_ms: int
+    live_bytes: int
+    last_sequence: int
+    generation: int

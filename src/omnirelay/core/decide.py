@@ -1,0 +1,136 @@
+"""`decide` turns a command into events; `apply` also evolves them. This is all an engine calls.
+
+    decide(state, command, now_ms, arrived_ms) -> (events, answer)     reads only, or raises
+    apply(state, command, now_ms, arrived_ms, ids, out) -> answer      decides, evolves, appends to `out`
+
+A command either raises and changes nothing, or all of its events happen. Granting several leases is
+the one command that decides and evolves in turns: which item is next depends on the grant before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from omnirelay.core import commands as cmd
+from omnirelay.core import events as ev
+from omnirelay.core.answers import GrantedLease
+from omnirelay.core.evolve import evolve, evolve_granted
+from omnirelay.core.rules.acknowledge import (
+    decide_complete,
+    decide_expire,
+    decide_fail,
+    decide_heartbeat,
+    decide_release,
+    decide_return,
+)
+from omnirelay.core.rules.enqueue import decide_enqueue
+from omnirelay.core.rules.grant import (
+    check_grant,
+    decide_next_grant,
+    describe_grant,
+    grant_key,
+    heartbeat_interval,
+    repeated_grants,
+)
+from omnirelay.core.rules.handling import (
+    decide_cancel,
+    decide_drain,
+    decide_edit,
+    decide_purge,
+    decide_redrive,
+    decide_restore,
+)
+from omnirelay.core.rules.upkeep import (
+    decide_caps,
+    decide_generation,
+    decide_leader,
+    decide_options,
+    decide_time,
+)
+from omnirelay.core.state import State
+
+Ids = Callable[[], str]
+"""Gives a new lease id each time: a lower-case UUID."""
+
+
+def apply(
+    state: State, command: cmd.Command, now_ms: int, arrived_ms: int, ids: Ids, out: list[ev.Event]
+) -> Any:
+    kind = type(command)
+    if kind is cmd.GrantLeases:
+        return apply_grants(state, command, now_ms, ids, out)
+    acknowledging = _ACKNOWLEDGING.get(kind)
+    if acknowledging is not None:
+        events, answer = acknowledging(state, command, now_ms, arrived_ms)
+    else:
+        events, answer = _DECIDING[kind](state, command, now_ms)
+    for event in events:
+        evolve(state, event)
+    out += events
+    return answer
+
+
+def apply_grants(
+    state: State, command: cmd.GrantLeases, now_ms: int, ids: Ids, out: list[ev.Event]
+) -> list[GrantedLease]:
+    """Grant up to `items_max` leases; a repeat by request id gets what it still holds, and nothing new."""
+    check_grant(state, command)
+    if command.request_id is not None:
+        repeated = repeated_grants(state, command, now_ms)
+        if repeated:
+            return repeated
+    granted: list[GrantedLease] = []
+    caller = command.caller
+    key = grant_key(caller, command.request_id)
+    duration_ms = command.lease_duration_ms or state.options.lease_duration_ms
+    heartbeat_after_ms = heartbeat_interval(state.options, duration_ms)
+    for _ in range(command.items_max):
+        if not state.ready.live:
+            break
+        event = decide_next_grant(state, caller, duration_ms, key, now_ms, ids())
+        if event is None:
+            break
+        evolve_granted(state, event)
+        state.sequence = event.sequence_number
+        state.time = now_ms
+        out.append(event)
+        item = state.items[event.ownership.sequence_id]
+        assert item.lease is not None
+        granted.append(describe_grant(item, item.lease, now_ms, heartbeat_after_ms))
+    return granted
+
+
+def decide(
+    state: State, command: cmd.Command, now_ms: int, arrived_ms: int
+) -> tuple[list[ev.Event], Any]:
+    kind = type(command)
+    acknowledging = _ACKNOWLEDGING.get(kind)
+    if acknowledging is not None:
+        return acknowledging(state, command, now_ms, arrived_ms)
+    return _DECIDING[kind](state, command, now_ms)
+
+
+_ACKNOWLEDGING: Final[dict[type[Any], Callable[[State, Any, int, int], tuple[list[ev.Event], Any]]]] = {
+    cmd.ExtendLease: decide_heartbeat,
+    cmd.CompleteItem: decide_complete,
+    cmd.FailItem: decide_fail,
+    cmd.ReleaseItem: decide_release,
+}
+
+_DECIDING: Final[dict[type[Any], Callable[[State, Any, int], tuple[list[ev.Event], Any]]]] = {
+    cmd.EnqueueItems: decide_enqueue,
+    cmd.ReturnUndelivered: decide_return,
+    cmd.CancelItem: decide_cancel,
+    cmd.DrainItems: decide_drain,
+    cmd.RestoreItems: decide_restore,
+    cmd.EditDeadLetter: decide_edit,
+    cmd.RedriveItems: decide_redrive,
+    cmd.PurgeItems: decide_purge,
+    cmd.ChangeOptions: decide_options,
+    cmd.ExpireLeases: decide_expire,
+    cmd.AdvanceTime: decide_time,
+    cmd.EnforceCaps: decide_caps,
+    cmd.ElectLeader: decide_leader,
+    cmd.StartGeneration: decide_generation,
+}

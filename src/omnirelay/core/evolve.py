@@ -1,0 +1,483 @@
+"""`evolve(state, event)`: the only writer of state. It cannot refuse and reads nothing else.
+
+The same function runs live, in recovery, in replicas and in time travel, so whatever it does must
+follow from the state and the event alone. Every function leaves the state settled: queue heads are
+live and counters are exact, so that `decide` only has to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from sys import intern
+from typing import Any, Final
+
+from omnirelay.core import events as ev
+from omnirelay.core.items import (
+    CANCELLED,
+    COMPLETE,
+    COMPLETED,
+    DEAD,
+    DELAYED,
+    FAIL,
+    LEASED,
+    LOST,
+    READY,
+    RELEASE,
+    Item,
+    Lease,
+    intern_strings,
+    size_of,
+)
+from omnirelay.core.ordered import OrderedQueue
+from omnirelay.core.payload import ErrorInfo
+from omnirelay.core.state import RequestRecord, State
+
+FORGET_MAX: Final = 10_000
+"""Most memories of one kind that one TimeAdvanced event drops, so that none holds the shard up."""
+
+EXPIRED_ERROR: Final = ErrorInfo("the lease ran out before an acknowledgement came", "error.taskqueue.lease_expired")
+
+
+def evolve(state: State, event: ev.Event) -> None:
+    _EVOLVE[type(event)](state, event)
+    state.sequence = event.sequence_number
+    state.time = event.timestamp
+
+
+# -- coming in ---------------------------------------------------------------------------------
+
+
+def evolve_enqueue(state: State, event: ev.Enqueue) -> None:
+    sequence_id = event.sequence_id
+    payload = event.payload
+    key = event.request_key
+    not_before = event.not_before
+    if payload.attributes is None and payload.payload_encoding is None:
+        payload.resource_type = intern(payload.resource_type)
+        size = len(payload.body)
+    else:
+        intern_strings(payload)
+        size = size_of(payload)
+    item = Item(
+        sequence_id,
+        payload,
+        READY,
+        event.sequence_number,
+        1,
+        event.priority,
+        event.weight,
+        event.max_attempts,
+        event.timestamp,
+        not_before,
+        size,
+        key,
+    )
+    state.items[sequence_id] = item
+    state.next_sequence_id = sequence_id + 1
+    state.live_bytes += size
+    if event.parent_sequence_id is not None:
+        item.with_trail().parent = event.parent_sequence_id
+    if key is not None:
+        _remember_request(state, key, sequence_id, event.payload_digest or b"")
+    if not_before is None:
+        state.ready.push(sequence_id, item)
+    else:
+        item.state = DELAYED
+        state.delayed.push(not_before, item)
+
+
+def _evolve_restored(state: State, event: ev.RestoreSnapshot) -> None:
+    for restored in event.items:
+        intern_strings(restored.payload)
+        item = Item(
+            restored.sequence_id,
+            restored.payload,
+            READY,
+            event.sequence_number,
+            restored.attempt,
+            restored.priority,
+            restored.weight,
+            restored.max_attempts,
+            restored.enqueued_at,
+            None,
+            size_of(restored.payload),
+            restored.request_key,
+        )
+        state.items[restored.sequence_id] = item
+        if restored.sequence_id >= state.next_sequence_id:
+            state.next_sequence_id = restored.sequence_id + 1
+        state.live_bytes += item.size
+        limit = restored.max_attempts or state.options.max_delivery_attempts
+        beyond = restored.attempt > limit
+        progress = bytes(restored.progress) or None
+        if restored.last_error or restored.last_ownership_token or progress or beyond:
+            trail = item.with_trail()
+            trail.last_error = restored.last_error
+            trail.last_token = restored.last_ownership_token
+            trail.progress = progress
+            # It was redriven where it came from: its earlier attempts no longer count.
+            trail.attempt_floor = restored.attempt - 1 if beyond else 0
+        if restored.parent_sequence_id is not None:
+            item.with_trail().parent = restored.parent_sequence_id
+        if restored.request_key is not None:
+            _remember_request(
+                state,
+                restored.request_key,
+                restored.sequence_id,
+                restored.payload_digest or b"",
+            )
+        _back_to_pending(state, item, restored.not_before, event.sequence_number)
+
+
+# -- leases ------------------------------------------------------------------------------------
+
+
+def evolve_granted(state: State, event: ev.LeaseGranted) -> None:
+    token = event.ownership
+    item = state.items[token.sequence_id]
+    request_key = event.request_key
+    item.state = LEASED
+    item.stamp = event.sequence_number
+    item.lease = Lease(
+        token,
+        event.peer_id,
+        event.principal,
+        event.timestamp,
+        event.expires_at,
+        event.lease_duration_ms,
+        request_key,
+    )
+    state.ready.left()
+    state.leased.push(event.expires_at, item)
+    if request_key is not None:
+        state.grants.setdefault(request_key, {})[token.sequence_id] = item
+
+
+def _evolve_heartbeat(state: State, event: ev.Heartbeat) -> None:
+    item = state.items[event.ownership.sequence_id]
+    lease = _lease_of(item)
+    lease.heartbeat_at = event.timestamp
+    progress = bytes(event.progress)
+    if progress:
+        item.with_trail().progress = progress
+    if event.expires_at != lease.deadline:
+        lease.deadline = event.expires_at
+        item.stamp = event.sequence_number
+        state.leased.left()
+        state.leased.push(event.expires_at, item)
+
+
+def evolve_completed(state: State, event: ev.Completed) -> None:
+    item = state.items[event.ownership.sequence_id]
+    now_ms = event.timestamp
+    lease = _end_lease(state, item, now_ms, event.sequence_number, COMPLETE)
+    lease.follow_up_ids = event.follow_up_ids
+    if event.result is not None:
+        trail = item.with_trail()
+        trail.result = event.result
+        trail.result_encoding = event.result_encoding
+    _finish(state, item, COMPLETED, now_ms)
+
+
+def _evolve_failed(state: State, event: ev.Failed) -> None:
+    item = state.items[event.ownership.sequence_id]
+    lease = _end_lease(state, item, event.timestamp, event.sequence_number, FAIL)
+    item.with_trail().last_error = event.error
+    if event.next_attempt is not None:
+        item.attempt = event.next_attempt
+    _back_to_pending(state, item, event.not_before, event.sequence_number)
+    lease.answer_state = item.state
+    lease.answer_not_before = event.not_before
+
+
+def _evolve_released(state: State, event: ev.Released) -> None:
+    item = state.items[event.ownership.sequence_id]
+    lease = _end_lease(state, item, event.timestamp, event.sequence_number, RELEASE)
+    _back_to_pending(state, item, event.not_before, event.sequence_number)
+    lease.answer_state = item.state
+    lease.answer_not_before = event.not_before
+
+
+def _evolve_expired(state: State, event: ev.Expired) -> None:
+    item = state.items[event.ownership.sequence_id]
+    _end_lease(state, item, event.timestamp, event.sequence_number, LOST)
+    trail = item.with_trail()
+    trail.last_error = EXPIRED_ERROR
+    if event.undelivered:
+        trail.undelivered += 1
+    if event.next_attempt is not None:
+        item.attempt = event.next_attempt
+    _back_to_pending(state, item, event.not_before, event.sequence_number)
+
+
+def _lease_of(item: Item) -> Lease:
+    lease = item.lease
+    assert lease is not None, "only a leased item can be acknowledged"
+    return lease
+
+
+def _end_lease(state: State, item: Item, now_ms: int, stamp: int, verb: int) -> Lease:
+    """Take the lease off the item and remember it; the caller puts the item where it goes next."""
+    lease = _lease_of(item)
+    item.lease = None
+    item.stamp = stamp
+    state.leased.left()
+    request_key = lease.request_key
+    if request_key is not None:
+        granted = state.grants[request_key]
+        del granted[item.sequence_id]
+        if not granted:
+            del state.grants[request_key]
+        lease.request_key = None
+    if verb != COMPLETE:
+        item.with_trail().last_token = lease.token
+    lease.verb = verb
+    lease.ended_at = now_ms
+    ended_order = state.ended_order
+    ended_order.append(lease)
+    state.ended[lease.token.lease_id] = lease
+    if len(ended_order) > state.options.ended_lease_max:
+        del state.ended[ended_order.popleft().token.lease_id]
+    return lease
+
+
+def _back_to_pending(state: State, item: Item, not_before: int | None, stamp: int) -> None:
+    item.stamp = stamp
+    item.not_before = not_before
+    if not_before is None:
+        item.state = READY
+        state.ready.push(item.sequence_id, item)
+    else:
+        item.state = DELAYED
+        state.delayed.push(not_before, item)
+
+
+# -- ends --------------------------------------------------------------------------------------
+
+
+def _finish(state: State, item: Item, how: int, now_ms: int) -> None:
+    """Completed or cancelled: out of capacity, remembered for a while. The item left its queue before."""
+    item.state = how
+    item.ended_at = now_ms
+    state.live_bytes -= item.size
+    trail = item.trail
+    if trail is not None and trail.result is not None:
+        item.size += len(trail.result)
+    state.finished.append(item)
+    state.finished_bytes += item.size
+    if item.request_key is not None:
+        _end_request(state, item, now_ms)
+
+
+def _evolve_dead_lettered(state: State, event: ev.DeadLettered) -> None:
+    item = state.items[event.sequence_id]
+    trail = item.with_trail()
+    if trail.last_error is None:
+        trail.last_error = event.error
+    # The event before this one (Failed or Expired) put the item back to pending.
+    _leave_pending(state, item, event.sequence_number)
+    lease = state.ended_order[-1] if state.ended_order else None
+    if lease is not None and lease.token.sequence_id == item.sequence_id and lease.verb == FAIL:
+        lease.answer_state = DEAD
+        lease.answer_not_before = None
+    item.state = DEAD
+    item.not_before = None
+    item.ended_at = event.timestamp
+    state.live_bytes -= item.size
+    state.dead.add(item)
+
+
+def _evolve_cancelled(state: State, event: ev.Cancelled) -> None:
+    item = state.items[event.sequence_id]
+    if item.lease is not None:
+        _end_lease(state, item, event.timestamp, event.sequence_number, LOST)
+    else:
+        _leave_pending(state, item, event.sequence_number)
+        lease = state.ended_order[-1] if state.ended_order else None
+        if lease is not None and lease.token.sequence_id == item.sequence_id and lease.verb in (FAIL, RELEASE):
+            lease.answer_state = CANCELLED
+            lease.answer_not_before = None
+    if event.reason is not None:
+        item.with_trail().cancel_reason = event.reason
+    _finish(state, item, CANCELLED, event.timestamp)
+
+
+def _leave_pending(state: State, item: Item, stamp: int) -> None:
+    queue: OrderedQueue = state.ready if item.state == READY else state.delayed
+    item.stamp = stamp
+    queue.left()
+
+
+def _evolve_cancel_requested(state: State, event: ev.CancelRequested) -> None:
+    trail = state.items[event.sequence_id].with_trail()
+    trail.cancel_requested = True
+    trail.cancel_reason = event.reason
+
+
+def _evolve_drained(state: State, event: ev.DrainSnapshot) -> None:
+    for sequence_id in event.sequence_ids:
+        item = state.items.pop(sequence_id)
+        _leave_pending(state, item, event.sequence_number)
+        state.live_bytes -= item.size
+        if item.request_key is not None:
+            _end_request(state, item, event.timestamp)
+
+
+# -- dead letters ------------------------------------------------------------------------------
+
+
+def _evolve_redriven(state: State, event: ev.Redriven) -> None:
+    for index, sequence_id in enumerate(event.sequence_ids):
+        item = state.items[sequence_id]
+        state.dead.remove(item)
+        trail = item.with_trail()
+        trail.attempt_floor = item.attempt
+        trail.undelivered = 0
+        trail.cancel_requested = False
+        item.attempt += 1
+        item.ended_at = 0
+        state.live_bytes += item.size
+        not_before = None if event.not_before is None else event.not_before[index]
+        _back_to_pending(state, item, not_before, event.sequence_number)
+
+
+def _evolve_edited(state: State, event: ev.DeadLetterEdited) -> None:
+    item = state.items[event.sequence_id]
+    state.dead.bytes -= item.size
+    intern_strings(event.payload)
+    item.payload = event.payload
+    item.size = size_of(event.payload)
+    state.dead.bytes += item.size
+
+
+def _evolve_purged(state: State, event: ev.Purged) -> None:
+    for sequence_id in event.sequence_ids or ():
+        item = state.items.pop(sequence_id)
+        state.dead.remove(item)
+        if item.request_key is not None:
+            _end_request(state, item, event.timestamp)
+    if event.ended_up_to is not None:
+        finished = state.finished
+        while finished and finished[0].stamp <= event.ended_up_to:
+            _forget_finished(state)
+
+
+def _forget_finished(state: State) -> None:
+    item = state.finished.popleft()
+    state.finished_bytes -= item.size
+    del state.items[item.sequence_id]
+
+
+# -- request ids -------------------------------------------------------------------------------
+
+
+def _remember_request(state: State, key: bytes, sequence_id: int, digest: bytes) -> None:
+    """Keep the id; a full table first gives up the oldest whose guaranteed time is over (decide checked)."""
+    if key not in state.requests and len(state.requests) >= state.options.request_id_max:
+        ended = state.requests_ended
+        while ended:
+            ended_at, oldest = ended.popleft()
+            record = state.requests.get(oldest)
+            if record is not None and record.ended_at == ended_at:
+                del state.requests[oldest]
+                break
+    state.requests[key] = RequestRecord(sequence_id, digest)
+    _settle_requests(state)
+
+
+def _end_request(state: State, item: Item, now_ms: int) -> None:
+    key = item.request_key
+    assert key is not None
+    record = state.requests.get(key)
+    if record is not None and record.sequence_id == item.sequence_id:
+        record.ended_at = now_ms
+        state.requests_ended.append((now_ms, key))
+
+
+def _settle_requests(state: State) -> None:
+    """Drop heads whose record lives again (it was drained here and restored)."""
+    ended = state.requests_ended
+    while ended:
+        ended_at, key = ended[0]
+        record = state.requests.get(key)
+        if record is not None and record.ended_at == ended_at:
+            return
+        ended.popleft()
+
+
+# -- time and leadership -----------------------------------------------------------------------
+
+
+def _evolve_time(state: State, event: ev.TimeAdvanced) -> None:
+    now_ms = event.timestamp
+    for item in state.delayed.up_to(now_ms, FORGET_MAX):
+        item.stamp = event.sequence_number
+        state.delayed.left()
+        item.state = READY
+        item.not_before = None
+        state.ready.push(item.sequence_id, item)
+    options = state.options
+    finished = state.finished
+    for _ in range(FORGET_MAX):
+        if not finished or finished[0].ended_at + options.result_retention_ms > now_ms:
+            break
+        _forget_finished(state)
+    ended = state.ended_order
+    for _ in range(FORGET_MAX):
+        if not ended or ended[0].ended_at + options.ended_lease_retention_ms > now_ms:
+            break
+        del state.ended[ended.popleft().token.lease_id]
+    requests = state.requests_ended
+    for _ in range(FORGET_MAX):
+        if not requests or requests[0][0] + options.request_id_retention_max_ms > now_ms:
+            break
+        _, key = requests.popleft()
+        del state.requests[key]
+        _settle_requests(state)
+
+
+def _evolve_leader(state: State, event: ev.LeaderElected) -> None:
+    """Nobody could heartbeat while the shard was down, so no lease may run out because of it."""
+    shift = event.timestamp - event.down_from
+    if shift <= 0:
+        return
+    leased = list(state.leased)
+    state.leased = OrderedQueue()
+    for item in leased:
+        lease = _lease_of(item)
+        lease.deadline += shift
+        state.leased.push(lease.deadline, item)
+
+
+def _evolve_options(state: State, event: ev.OptionsChanged) -> None:
+    state.options = event.options
+    while len(state.ended_order) > event.options.ended_lease_max:
+        del state.ended[state.ended_order.popleft().token.lease_id]
+
+
+def _evolve_generation(state: State, event: ev.GenerationStarted) -> None:
+    state.generation = event.generation
+    state.next_sequence_id = event.next_sequence_id
+
+
+_EVOLVE: Final[dict[type[Any], Callable[[State, Any], None]]] = {
+    ev.Enqueue: evolve_enqueue,
+    ev.LeaseGranted: evolve_granted,
+    ev.Heartbeat: _evolve_heartbeat,
+    ev.Completed: evolve_completed,
+    ev.Failed: _evolve_failed,
+    ev.DrainSnapshot: _evolve_drained,
+    ev.RestoreSnapshot: _evolve_restored,
+    ev.Expired: _evolve_expired,
+    ev.DeadLettered: _evolve_dead_lettered,
+    ev.Redriven: _evolve_redriven,
+    ev.Released: _evolve_released,
+    ev.Cancelled: _evolve_cancelled,
+    ev.LeaderElected: _evolve_leader,
+    ev.CancelRequested: _evolve_cancel_requested,
+    ev.DeadLetterEdited: _evolve_edited,
+    ev.Purged: _evolve_purged,
+    ev.OptionsChanged: _evolve_options,
+    ev.GenerationStarted: _evolve_generation,
+    ev.TimeAdvanced: _evolve_time,
+}

@@ -1,0 +1,259 @@
+"""Checks on what callers hand in. Each refusal names its field and changes nothing.
+
+The common case is one boolean expression; only when it fails is the first wrong field looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import NoReturn
+
+import msgspec
+
+from omnirelay.core.commands import Progress
+from omnirelay.core.items import size_of
+from omnirelay.core.options import COMMAND_BYTES_MAX
+from omnirelay.core.payload import NewItem, OwnershipToken, Payload
+from omnirelay.errors import FailedPrecondition, InvalidArgument
+
+NAME_MAX = 1024
+"""Most characters of a resource type, a resource id, a key, a peer or a request id."""
+TEXT_MAX = 16 * 1024
+"""Most characters of a reason or an error message."""
+ATTRIBUTES_MAX = 64
+ATTRIBUTE_NAME_MAX = 128
+ATTRIBUTE_VALUE_MAX = 4096
+PROGRESS_BYTES_MAX = 64 * 1024
+BATCH_ITEMS_MAX = 10_000
+WEIGHT_MAX = 1_000_000
+ATTEMPTS_MAX = 1_000_000
+TIME_MAX_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999: later instants have no ISO-8601 form everybody reads."""
+DELAY_MAX_MS = 10 * 365 * 24 * 3_600_000
+
+_wire_form = msgspec.msgpack.Encoder().encode
+
+
+def refuse(field: str, why: str, *, code: str | None = None, **details: str | int) -> NoReturn:
+    raise InvalidArgument(
+        f"{field} {why}", code=code or f"resourcelease.{field}.invalid", field=field, **details
+    )
+
+
+def is_clean(text: object, length_max: int = NAME_MAX) -> bool:
+    """Whether this is text that every store and every reader takes: no control characters, valid UTF-8."""
+    if type(text) is not str or len(text) > length_max:
+        return False
+    if text.isascii():
+        return text.isprintable() or not any(c < " " and c not in "\t\n\r" or c == "\x7f" for c in text)
+    return not any(c < " " and c not in "\t\n\r" or "\ud800" <= c <= "\udfff" for c in text)
+
+
+def check_text(field: str, text: str | None, length_max: int = NAME_MAX) -> None:
+    if text is not None and not is_clean(text, length_max):
+        refuse(field, f"must be text of at most {length_max} characters without control characters")
+
+
+def check_name(field: str, text: str | None) -> None:
+    """Text that is not blank, when there is one at all."""
+    check_text(field, text)
+    if text is not None and (not text or text.isspace()):
+        refuse(field, "must not be blank")
+
+
+def check_number(field: str, value: int | None, low: int, high: int) -> None:
+    if value is not None and (type(value) is not int or not low <= value <= high):
+        refuse(field, f"must be a whole number from {low} to {high}")
+
+
+def check_attributes(field: str, attributes: Mapping[str, str] | None) -> None:
+    if attributes is None:
+        return
+    if not isinstance(attributes, dict):
+        refuse(field, "must be a map of strings")
+    if len(attributes) > ATTRIBUTES_MAX:
+        refuse(field, f"must be at most {ATTRIBUTES_MAX}, got {len(attributes)}")
+    for name, value in attributes.items():
+        if not is_clean(name, ATTRIBUTE_NAME_MAX) or not name:
+            refuse(field, f"must have names of 1 to {ATTRIBUTE_NAME_MAX} plain characters")
+        if not is_clean(value, ATTRIBUTE_VALUE_MAX):
+            refuse(field, f"must have text of at most {ATTRIBUTE_VALUE_MAX} characters under {name!r}")
+
+
+def check_payload(payload: Payload, body_limit: int) -> None:
+    resource_type = payload.resource_type
+    resource_id = payload.resource_id
+    body = payload.body
+    if (
+        type(resource_type) is str
+        and type(resource_id) is str
+        and type(body) is bytes
+        and 0 < len(resource_type) <= NAME_MAX
+        and 0 < len(resource_id) <= NAME_MAX
+        and len(body) <= body_limit
+        # Printable is stricter than clean: what is not goes the long way round.
+        and resource_type.isprintable()
+        and resource_id.isprintable()
+        and resource_type[0] != " "
+        and resource_id[0] != " "
+        and payload.partition_key is None
+        and payload.payload_encoding is None
+        and payload.attributes is None
+        and payload.request_id is None
+    ):
+        return
+    _check_payload_slowly(payload, body_limit)
+
+
+def _check_payload_slowly(payload: Payload, body_limit: int) -> None:
+    if not isinstance(payload, Payload):
+        refuse("payload", "is required", code="resourcelease.payload.required")
+    _check_required("resourceType", payload.resource_type, "resourcelease.payload.resource_type_required")
+    _check_required("resourceId", payload.resource_id, "resourcelease.payload.resource_id_required")
+    if payload.payload_encoding is not None:
+        _check_required("payloadEncoding", payload.payload_encoding, "resourcelease.payload.encoding_required")
+    check_name("partitionKey", payload.partition_key)
+    check_name("requestId", payload.request_id)
+    if type(payload.body) is not bytes:
+        refuse("body", "must be bytes")
+    if len(payload.body) > body_limit:
+        refuse(
+            "body",
+            f"has {len(payload.body)} bytes, the limit is {body_limit}; keep large data in a store and enqueue its address",
+            code="resourcelease.payload.too_large",
+            limit=body_limit,
+        )
+    check_attributes("attributes", payload.attributes)
+
+
+def _check_required(field: str, text: str, code: str) -> None:
+    if text is None or (type(text) is str and (not text or text.isspace())):
+        refuse(field, "is required and must not be blank", code=code)
+    check_text(field, text)
+
+
+def check_new_item(item: NewItem, body_limit: int) -> None:
+    if type(item) is not NewItem:
+        refuse("payload", "is required", code="resourcelease.payload.required")
+    check_payload(item.payload, body_limit)
+    if item.priority != 5:
+        check_number("priority", item.priority, 0, 9)
+    if item.weight != 1:
+        check_number("weight", item.weight, 1, WEIGHT_MAX)
+    if item.delay_ms is not None:
+        check_number("delayMs", item.delay_ms, 0, DELAY_MAX_MS)
+        if item.not_before_ms is not None:
+            refuse("delayMs", "and notBefore exclude each other")
+    if item.not_before_ms is not None:
+        check_number("notBefore", item.not_before_ms, 0, TIME_MAX_MS)
+    if item.max_attempts is not None:
+        check_number("maxAttempts", item.max_attempts, 1, ATTEMPTS_MAX)
+
+
+def check_batch(items: list[NewItem], body_limit: int) -> int:
+    """Check every item of a batch; the error of a bad one names its index. Returns their bytes."""
+    if not isinstance(items, list) or not items:
+        refuse("items", "must be a list with at least one item")
+    if len(items) > BATCH_ITEMS_MAX:
+        refuse(
+            "items",
+            f"must be at most {BATCH_ITEMS_MAX} in one call, got {len(items)}",
+            code="resourcelease.payload.too_large",
+            limit=BATCH_ITEMS_MAX,
+        )
+    size = 0
+    stored = 0
+    for index, item in enumerate(items):
+        try:
+            check_new_item(item, body_limit)
+        except InvalidArgument as error:
+            if len(items) > 1:
+                error.details["index"] = index
+            raise
+        payload = item.payload
+        if payload.attributes is None:
+            size += len(payload.body)
+        else:
+            size += size_of(payload)
+        stored += stored_bytes(payload)
+    check_stored(stored)
+    return size
+
+
+def stored_bytes(payload: Payload) -> int:
+    """No less than the bytes an event with this payload takes in the log: base64, and 4 bytes a character."""
+    text = len(payload.resource_type) + len(payload.resource_id)
+    if payload.partition_key is not None:
+        text += len(payload.partition_key)
+    if payload.payload_encoding is not None:
+        text += len(payload.payload_encoding)
+    if payload.request_id is not None:
+        text += len(payload.request_id)
+    if payload.attributes is not None:
+        for name, value in payload.attributes.items():
+            text += len(name) + len(value) + 2
+    return len(payload.body) * 4 // 3 + 4 * text + 768
+
+
+def check_stored(stored: int) -> None:
+    """Refuse a command whose events might not fit one frame."""
+    if stored > COMMAND_BYTES_MAX:
+        refuse(
+            "items",
+            f"take about {stored} bytes together, one call takes at most {COMMAND_BYTES_MAX}; "
+            "send them in several calls",
+            code="resourcelease.payload.too_large",
+            limit=COMMAND_BYTES_MAX,
+        )
+
+
+def check_token(token: OwnershipToken) -> OwnershipToken:
+    """The token with its lease id in lower case. One that no shard can have issued is an unknown one."""
+    if type(token) is not OwnershipToken:
+        refuse("ownershipToken", "is required")
+    if type(token.sequence_id) is not int or type(token.attempt) is not int or type(token.lease_id) is not str:
+        raise FailedPrecondition(
+            "the token is not one this shard issued", code="error.resourcelease.unknown_token"
+        )
+    if token.lease_id.islower():
+        return token
+    return OwnershipToken(token.sequence_id, token.attempt, token.lease_id.lower(), token.fence)
+
+
+def encode_progress(progress: Progress) -> bytes:
+    fraction = progress.fraction
+    if fraction is not None and (type(fraction) not in (int, float) or not 0 <= fraction <= 1):
+        refuse("progress", "must have a fraction from 0 to 1")
+    check_text("progress", progress.message, TEXT_MAX)
+    try:
+        encoded = msgspec.json.encode(progress)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(
+            f"progress.data is not JSON: {error}", code="resourcelease.progress.invalid", field="progress"
+        ) from None
+    if len(encoded) > PROGRESS_BYTES_MAX:
+        refuse("progress", f"must be at most {PROGRESS_BYTES_MAX} bytes as JSON, got {len(encoded)}")
+    return encoded
+
+
+def request_key(principal: str | None, request_id: str) -> bytes:
+    """16 bytes for a request id within the scope of its principal: short, and the same length for all."""
+    return blake2b(_wire_form((principal, request_id)), digest_size=16).digest()
+
+
+def payload_digest(payload: Payload) -> bytes:
+    """16 bytes that tell whether a repeated request id came with the same payload."""
+    return blake2b(
+        _wire_form(
+            (
+                payload.resource_type,
+                payload.resource_id,
+                payload.partition,
+                payload.encoding,
+                payload.body,
+                sorted(payload.attributes.items()) if payload.attributes else None,
+            )
+        ),
+        digest_size=16,
+    ).digest()

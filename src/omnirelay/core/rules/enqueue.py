@@ -1,0 +1,139 @@
+"""Deciding whether items may come in."""
+
+from __future__ import annotations
+
+from omnirelay.core import events as ev
+from omnirelay.core.answers import EnqueueAnswer, EnqueueResult
+from omnirelay.core.commands import EnqueueItems
+from omnirelay.core.intake import check_batch, check_name, payload_digest, request_key
+from omnirelay.core.payload import Caller, NewItem
+from omnirelay.core.state import State
+from omnirelay.errors import AlreadyExists, ResourceExhausted
+
+RETRY_AFTER_MS = 1_000
+"""Advice when there is no room: long enough not to hammer, short enough not to idle."""
+
+
+def decide_enqueue(
+    state: State, command: EnqueueItems, now_ms: int
+) -> tuple[list[ev.Event], EnqueueAnswer]:
+    items = command.items
+    options = state.options
+    size = check_batch(items, options.body_limit)
+    check_caller(command.caller)
+    events: list[ev.Event] = []
+    results = plan_items(state, items, now_ms, command.caller, None, state.sequence, events)
+    if state.live_count + len(events) > options.capacity or state.live_bytes + size > options.capacity_bytes:
+        if not events:
+            # Every item is a repeat of one that is in already: that needs no room.
+            return events, EnqueueAnswer(results, state.pending_count, state.leased.live)
+        raise ResourceExhausted(
+            f"the shard holds {state.live_count} items and {state.live_bytes} bytes, there is no room for more; "
+            "try again when some are completed, or raise capacity",
+            retry_after_ms=RETRY_AFTER_MS,
+            capacity=options.capacity,
+            capacityBytes=options.capacity_bytes,
+        )
+    return events, EnqueueAnswer(results, state.pending_count + len(events), state.leased.live)
+
+
+def plan_items(
+    state: State,
+    items: list[NewItem],
+    now_ms: int,
+    caller: Caller,
+    parent: int | None,
+    after_sequence: int,
+    events: list[ev.Event],
+) -> list[EnqueueResult]:
+    """Append an Enqueue event per new item; one that repeats a request id gets the first one's id instead."""
+    results: list[EnqueueResult] = []
+    sequence = after_sequence
+    sequence_id = state.next_sequence_id
+    seen: dict[bytes, tuple[int, bytes]] = {}
+    principal = caller.principal
+    peer_id = caller.peer_id
+    for index, item in enumerate(items):
+        payload = item.payload
+        key: bytes | None = None
+        digest: bytes | None = None
+        if payload.request_id is not None:
+            key = request_key(principal, payload.request_id)
+            digest = payload_digest(payload)
+            known = _known_request(state, seen, key)
+            if known is not None:
+                if known[1] != digest:
+                    raise AlreadyExists(
+                        f"requestId {payload.request_id!r} was used for item {known[0]} with another payload; "
+                        "use a new requestId for new work",
+                        field="requestId",
+                        index=index,
+                        sequenceId=known[0],
+                    )
+                results.append(EnqueueResult(known[0], True))
+                continue
+            seen[key] = (sequence_id, digest)
+        not_before = item.not_before_ms if item.delay_ms is None else now_ms + item.delay_ms
+        if not_before is not None and not_before <= now_ms:
+            not_before = None
+        sequence += 1
+        events.append(
+            ev.Enqueue(
+                sequence_number=sequence,
+                timestamp=now_ms,
+                sequence_id=sequence_id,
+                payload=payload,
+                priority=item.priority,
+                weight=item.weight,
+                not_before=not_before,
+                max_attempts=item.max_attempts,
+                parent_sequence_id=parent,
+                request_key=key,
+                payload_digest=digest,
+                peer_id=peer_id,
+                principal=principal,
+            )
+        )
+        results.append(EnqueueResult(sequence_id, False))
+        sequence_id += 1
+    if seen:
+        _check_request_room(state, len(seen), now_ms)
+    return results
+
+
+def _known_request(
+    state: State, seen: dict[bytes, tuple[int, bytes]], key: bytes
+) -> tuple[int, bytes] | None:
+    record = state.requests.get(key)
+    if record is not None:
+        return record.sequence_id, record.payload_digest
+    return seen.get(key)
+
+
+def _check_request_room(state: State, wanted: int, now_ms: int) -> None:
+    options = state.options
+    missing = len(state.requests) + wanted - options.request_id_max
+    if missing <= 0:
+        return
+    for ended_at, key in state.requests_ended:
+        if ended_at + options.request_id_retention_ms > now_ms:
+            break
+        record = state.requests.get(key)
+        if record is not None and record.ended_at == ended_at:
+            missing -= 1
+            if missing <= 0:
+                return
+    raise ResourceExhausted(
+        f"{len(state.requests)} request ids are remembered and none may be forgotten yet; "
+        "try again later, send without requestId, or raise request_id_max",
+        retry_after_ms=RETRY_AFTER_MS,
+        field="requestId",
+        limit=options.request_id_max,
+    )
+
+
+def check_caller(caller: Caller) -> None:
+    if caller.principal is not None:
+        check_name("principal", caller.principal)
+    if caller.peer_id is not None:
+        check_name("peerId", caller.peer_id)

@@ -1,0 +1,86 @@
+"""Deciding which item a peer gets next."""
+
+from __future__ import annotations
+
+from omnirelay.core import events as ev
+from omnirelay.core.answers import GrantedLease
+from omnirelay.core.commands import GrantLeases
+from omnirelay.core.intake import check_name, check_number
+from omnirelay.core.items import Item, Lease
+from omnirelay.core.options import QueueOptions
+from omnirelay.core.payload import Caller, OwnershipToken
+from omnirelay.core.rules.enqueue import check_caller
+from omnirelay.core.state import State
+
+LEASES_MAX = 1_000
+"""Most leases one call may take."""
+
+
+def check_grant(state: State, command: GrantLeases) -> None:
+    check_number("maxItems", command.items_max, 1, LEASES_MAX)
+    check_number("leaseDurationMs", command.lease_duration_ms, 1, state.options.max_lease_duration_ms)
+    check_name("requestId", command.request_id)
+    check_caller(command.caller)
+
+
+def repeated_grants(state: State, command: GrantLeases, now_ms: int) -> list[GrantedLease]:
+    """What an earlier call with the same request id was granted and still holds."""
+    key = grant_key(command.caller, command.request_id)
+    if key is None:
+        return []
+    return [
+        describe_grant(item, item.lease, now_ms, heartbeat_interval(state.options, item.lease.duration))
+        for item in state.grants.get(key, {}).values()
+        if item.lease is not None and item.lease.deadline > now_ms
+    ]
+
+
+def decide_next_grant(
+    state: State, caller: Caller, duration_ms: int, key: str | None, now_ms: int, lease_id: str
+) -> ev.LeaseGranted | None:
+    """The next grant for this caller, or None when nothing is ready. Reads only."""
+    item = state.ready.first()
+    if item is None:
+        return None
+    fence = state.sequence + 1
+    return ev.LeaseGranted(
+        sequence_number=fence,
+        timestamp=now_ms,
+        ownership=OwnershipToken(item.sequence_id, item.attempt, lease_id, fence),
+        expires_at=now_ms + duration_ms,
+        lease_duration_ms=duration_ms,
+        peer_id=caller.peer_id or caller.principal or "",
+        principal=caller.principal,
+        request_key=key,
+    )
+
+
+def grant_key(caller: Caller, request_id: str | None) -> str | None:
+    """Request ids of lease calls are scoped by who asks: the principal, else the peer as it names itself."""
+    if request_id is None:
+        return None
+    scope = caller.principal if caller.principal is not None else caller.peer_id or ""
+    return f"{len(scope)}:{scope}:{request_id}"
+
+
+def describe_grant(item: Item, lease: Lease, now_ms: int, heartbeat_after_ms: int) -> GrantedLease:
+    trail = item.trail
+    return GrantedLease(
+        item.payload,
+        lease.token,
+        lease.owner,
+        lease.deadline,
+        lease.deadline - now_ms,
+        heartbeat_after_ms,
+        item.enqueued_at,
+        item.priority,
+        None if trail is None else trail.last_error,
+        None if trail is None else trail.progress,
+    )
+
+
+def heartbeat_interval(options: QueueOptions, duration_ms: int) -> int:
+    """The interval in force: never more than a third of the lease, so that two may get lost."""
+    interval = options.heartbeat_interval_ms
+    third = duration_ms // 3
+    return interval if interval < third else third

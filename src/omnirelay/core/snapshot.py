@@ -1,0 +1,369 @@
+"""The state as bytes, canonically: equal states give equal bytes, so a hash of them proves a replay.
+
+A snapshot is a header and a sequence of chunks, each a msgpack array of up to CHUNK_RECORDS records
+of one kind. Everything is written in an order that follows from the state itself (ids, event
+numbers), never from how a dict or heap happens to lie in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+from omnirelay.core.items import (
+    CANCELLED,
+    COMPLETE,
+    COMPLETED,
+    DEAD,
+    DELAYED,
+    FAIL,
+    LEASED,
+    READY,
+    RELEASE,
+    Item,
+    Lease,
+    Trail,
+    intern_strings,
+    size_of,
+)
+from omnirelay.core.options import QueueOptions
+from omnirelay.core.payload import ErrorInfo, OwnershipToken, Payload
+from omnirelay.core.state import RequestRecord, State
+from omnirelay.errors import LogDamaged
+
+SNAPSHOT_VERSION: Final = 1
+CHUNK_RECORDS: Final = 4096
+
+
+class Header(msgspec.Struct, array_like=True, kw_only=True):
+    version: int
+    sequence: int
+    time: int
+    generation: int
+    next_sequence_id: int
+    options: QueueOptions
+    items: int
+    ended_leases: int
+    requests: int
+
+
+class _TrailRecord(msgspec.Struct, array_like=True, gc=False):
+    last_error: ErrorInfo | None
+    last_token: OwnershipToken | None
+    progress: bytes | None
+    result: bytes | None
+    result_encoding: str | None
+    parent: int | None
+    cancel_requested: bool
+    cancel_reason: str | None
+    undelivered: int
+    attempt_floor: int
+
+
+class _LeaseRecord(msgspec.Struct, array_like=True, gc=False):
+    token: OwnershipToken
+    owner: str
+    principal: str | None
+    granted_at: int
+    deadline: int
+    duration: int
+    request_key: str | None
+    heartbeat_at: int
+
+
+class _EndedRecord(msgspec.Struct, array_like=True, gc=False):
+    lease: _LeaseRecord
+    verb: int
+    ended_at: int
+    answer_state: int
+    answer_not_before: int | None
+    follow_up_ids: list[int] | None
+
+
+class _ItemRecord(msgspec.Struct, array_like=True, gc=False):
+    sequence_id: int
+    state: int
+    stamp: int
+    attempt: int
+    priority: int
+    weight: int
+    max_attempts: int | None
+    enqueued_at: int
+    not_before: int | None
+    ended_at: int | None
+    payload: Payload
+    request_key: bytes | None
+    trail: _TrailRecord | None
+    lease: _LeaseRecord | None
+
+
+class _RequestRow(msgspec.Struct, array_like=True, gc=False):
+    key: bytes
+    sequence_id: int
+    payload_digest: bytes
+    ended_at: int
+
+
+class _ItemChunk(msgspec.Struct, array_like=True, tag="items"):
+    records: list[_ItemRecord]
+
+
+class _EndedChunk(msgspec.Struct, array_like=True, tag="ended"):
+    records: list[_EndedRecord]
+
+
+class _RequestChunk(msgspec.Struct, array_like=True, tag="requests"):
+    """Live request ids by key, then ended ones in the order they ended."""
+
+    records: list[_RequestRow]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_header = msgspec.msgpack.Decoder(Header).decode
+_decode_chunk = msgspec.msgpack.Decoder(_ItemChunk | _EndedChunk | _RequestChunk).decode
+
+
+def digest(state: State) -> str:
+    """SHA-256 over the snapshot: equal on every node that replayed the same log."""
+    header, chunks = dump(state)
+    running = sha256(header)
+    for chunk in chunks:
+        running.update(chunk)
+    return running.hexdigest()
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def dump(state: State) -> tuple[bytes, Iterator[bytes]]:
+    header = Header(
+        version=SNAPSHOT_VERSION,
+        sequence=state.sequence,
+        time=state.time,
+        generation=state.generation,
+        next_sequence_id=state.next_sequence_id,
+        options=state.options,
+        items=len(state.items),
+        ended_leases=len(state.ended_order),
+        requests=len(state.requests),
+    )
+    return _encode(header), _dump_chunks(state)
+
+
+def _dump_chunks(state: State) -> Iterator[bytes]:
+    items = state.items
+    for ids in _sliced(sorted(items)):
+        yield _encode(_ItemChunk([_item_record(items[sequence_id]) for sequence_id in ids]))
+    for leases in _sliced(list(state.ended_order)):
+        yield _encode(_EndedChunk([_ended_record(lease) for lease in leases]))
+    requests = state.requests
+    keys = sorted(key for key, record in requests.items() if record.ended_at == 0)
+    for ended_at, key in state.requests_ended:
+        record = requests.get(key)
+        if record is not None and record.ended_at == ended_at:
+            keys.append(key)
+    for slice_ in _sliced(keys):
+        rows = [(key, requests[key]) for key in slice_]
+        yield _encode(
+            _RequestChunk(
+                [_RequestRow(key, row.sequence_id, row.payload_digest, row.ended_at) for key, row in rows]
+            )
+        )
+
+
+def _sliced(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(records), CHUNK_RECORDS):
+        yield records[start : start + CHUNK_RECORDS]
+
+
+def _item_record(item: Item) -> _ItemRecord:
+    return _ItemRecord(
+        item.sequence_id,
+        item.state,
+        item.stamp,
+        item.attempt,
+        item.priority,
+        item.weight,
+        item.max_attempts,
+        item.enqueued_at,
+        item.not_before,
+        item.ended_at if item.state >= COMPLETED else None,
+        item.payload,
+        item.request_key,
+        None if item.trail is None else _trail_record(item.trail),
+        None if item.lease is None else _lease_record(item.lease),
+    )
+
+
+def _trail_record(trail: Trail) -> _TrailRecord:
+    return _TrailRecord(
+        trail.last_error,
+        trail.last_token,
+        trail.progress,
+        trail.result,
+        trail.result_encoding,
+        trail.parent,
+        trail.cancel_requested,
+        trail.cancel_reason,
+        trail.undelivered,
+        trail.attempt_floor,
+    )
+
+
+def _lease_record(lease: Lease) -> _LeaseRecord:
+    return _LeaseRecord(
+        lease.token,
+        lease.owner,
+        lease.principal,
+        lease.granted_at,
+        lease.deadline,
+        lease.duration,
+        lease.request_key,
+        lease.heartbeat_at,
+    )
+
+
+def _ended_record(lease: Lease) -> _EndedRecord:
+    answered = lease.verb in (FAIL, RELEASE)
+    return _EndedRecord(
+        _lease_record(lease),
+        lease.verb,
+        lease.ended_at,
+        lease.answer_state if answered else 0,
+        lease.answer_not_before if answered else None,
+        lease.follow_up_ids if lease.verb == COMPLETE else None,
+    )
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def load(header: bytes, chunks: Iterable[bytes]) -> State:
+    """The state a snapshot holds; LogDamaged when it is not a snapshot or not a whole one."""
+    try:
+        head = _decode_header(header)
+        if head.version != SNAPSHOT_VERSION:
+            raise LogDamaged(f"snapshot version {head.version} is not known", version=head.version)
+        state = State(head.options)
+        items: list[Item] = []
+        for chunk in chunks:
+            decoded = _decode_chunk(chunk)
+            if isinstance(decoded, _ItemChunk):
+                items += [_item(record) for record in decoded.records]
+            elif isinstance(decoded, _EndedChunk):
+                _load_ended(state, decoded.records)
+            else:
+                _load_requests(state, decoded.records)
+    except msgspec.DecodeError as error:
+        raise LogDamaged(f"the snapshot cannot be read: {error}") from error
+    state.sequence = head.sequence
+    state.time = head.time
+    state.generation = head.generation
+    state.next_sequence_id = head.next_sequence_id
+    _load_items(state, items)
+    found = (len(state.items), len(state.ended_order), len(state.requests))
+    if found != (head.items, head.ended_leases, head.requests):
+        raise LogDamaged(f"the snapshot holds {found} records, its header says otherwise")
+    return state
+
+
+def _load_items(state: State, items: list[Item]) -> None:
+    by_state: list[list[Item]] = [[], [], [], [], [], []]
+    for item in items:
+        state.items[item.sequence_id] = item
+        by_state[item.state].append(item)
+        if item.state <= LEASED:
+            state.live_bytes += item.size
+    for item in by_state[READY]:
+        state.ready.push(item.sequence_id, item)
+    for item in sorted(by_state[DELAYED], key=lambda item: (item.not_before, item.sequence_id)):
+        assert item.not_before is not None
+        state.delayed.push(item.not_before, item)
+    leased = [(item.lease.deadline, item) for item in by_state[LEASED] if item.lease is not None]
+    for deadline, item in sorted(leased, key=lambda pair: (pair[0], pair[1].sequence_id)):
+        state.leased.push(deadline, item)
+    for _, item in sorted(leased, key=lambda pair: _fence(pair[1])):
+        if item.lease is not None and item.lease.request_key is not None:
+            state.grants.setdefault(item.lease.request_key, {})[item.sequence_id] = item
+    for item in sorted(by_state[DEAD], key=lambda item: item.stamp):
+        state.dead.add(item)
+    for item in sorted(by_state[COMPLETED] + by_state[CANCELLED], key=lambda item: item.stamp):
+        if item.trail is not None and item.trail.result is not None:
+            item.size += len(item.trail.result)
+        state.finished.append(item)
+        state.finished_bytes += item.size
+
+
+def _fence(item: Item) -> int:
+    return 0 if item.lease is None else item.lease.token.fence or 0
+
+
+def _load_ended(state: State, records: list[_EndedRecord]) -> None:
+    for record in records:
+        lease = _lease(record.lease)
+        lease.verb = record.verb
+        lease.ended_at = record.ended_at
+        if record.verb in (FAIL, RELEASE):
+            lease.answer_state = record.answer_state
+            lease.answer_not_before = record.answer_not_before
+        elif record.verb == COMPLETE:
+            lease.follow_up_ids = record.follow_up_ids
+        state.ended_order.append(lease)
+        state.ended[lease.token.lease_id] = lease
+
+
+def _load_requests(state: State, rows: list[_RequestRow]) -> None:
+    for row in rows:
+        state.requests[row.key] = RequestRecord(row.sequence_id, row.payload_digest, row.ended_at)
+        if row.ended_at:
+            state.requests_ended.append((row.ended_at, row.key))
+
+
+def _item(record: _ItemRecord) -> Item:
+    payload = record.payload
+    intern_strings(payload)
+    item = Item(
+        record.sequence_id,
+        payload,
+        record.state,
+        record.stamp,
+        record.attempt,
+        record.priority,
+        record.weight,
+        record.max_attempts,
+        record.enqueued_at,
+        record.not_before,
+        size_of(payload),
+        record.request_key,
+    )
+    if record.ended_at is not None:
+        item.ended_at = record.ended_at
+    if record.trail is not None:
+        item.trail = _trail(record.trail)
+    if record.lease is not None:
+        item.lease = _lease(record.lease)
+    return item
+
+
+def _trail(record: _TrailRecord) -> Trail:
+    trail = Trail()
+    for field in _TrailRecord.__struct_fields__:
+        setattr(trail, field, getattr(record, field))
+    return trail
+
+
+def _lease(record: _LeaseRecord) -> Lease:
+    lease = Lease(
+        record.token,
+        record.owner,
+        record.principal,
+        record.granted_at,
+        record.deadline,
+        record.duration,
+        record.request_key,
+    )
+    lease.heartbeat_at = record.heartbeat_at
+    return lease

@@ -1,0 +1,157 @@
+"""The state of one shard: what a replay of its log gives, and nothing else.
+
+Only `evolve` writes here. Everything is indexed so that no rule looks at more than it changes:
+
+    items      every item the shard knows, by sequence id
+    ready      those that can be granted, by sequence id
+    delayed    those that wait for a time, by that time
+    leased     those that are owned, by deadline
+    finished   completed and cancelled ones, in the order they ended, until their memory runs out
+    dead       dead letters, in the order they died
+    ended      leases that are over, for repeated acknowledgements
+    requests   request ids of enqueues, for repeated enqueues
+    grants     live leases by the request id of the lease call, for repeated lease calls
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+
+from omnirelay.core.items import Item, Lease
+from omnirelay.core.options import QueueOptions
+from omnirelay.core.ordered import OrderedQueue
+
+
+class RequestRecord(msgspec.Struct, gc=False):
+    """An enqueue that carried a request id. `ended_at` is 0 while its item lives."""
+
+    sequence_id: int
+    payload_digest: bytes
+    ended_at: int = 0
+
+
+class DeadLetters:
+    """Dead items in the order they died; pages start anywhere in O(log n)."""
+
+    __slots__ = ("_by_stamp", "_stamps", "bytes")
+
+    def __init__(self) -> None:
+        self._by_stamp: dict[int, Item] = {}
+        self._stamps: list[int] = []
+        """Stamps in order, with those of items that left still in it until they are half of it."""
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._by_stamp)
+
+    def add(self, item: Item) -> None:
+        self._by_stamp[item.stamp] = item
+        self._stamps.append(item.stamp)
+        self.bytes += item.size
+
+    def remove(self, item: Item) -> None:
+        del self._by_stamp[item.stamp]
+        self.bytes -= item.size
+        if len(self._stamps) > 2 * len(self._by_stamp) + 64:
+            self._stamps = list(self._by_stamp)
+
+    def after(self, stamp: int) -> Iterator[Item]:
+        """Items that died after the given event, oldest first."""
+        stamps = self._stamps
+        for index in range(bisect_right(stamps, stamp), len(stamps)):
+            item = self._by_stamp.get(stamps[index])
+            if item is not None:
+                yield item
+
+
+class State:
+    """See the module. `sequence` is the number of the last event, `time` its timestamp."""
+
+    __slots__ = (
+        "dead",
+        "delayed",
+        "ended",
+        "ended_order",
+        "finished",
+        "finished_bytes",
+        "generation",
+        "grants",
+        "items",
+        "leased",
+        "live_bytes",
+        "next_sequence_id",
+        "options",
+        "ready",
+        "requests",
+        "requests_ended",
+        "sequence",
+        "time",
+    )
+
+    def __init__(self, options: QueueOptions | None = None) -> None:
+        self.options = options or QueueOptions()
+        self.sequence = 0
+        self.time = 0
+        self.generation = 1
+        self.next_sequence_id = 1
+        self.items: dict[int, Item] = {}
+        self.ready = OrderedQueue()
+        self.delayed = OrderedQueue()
+        self.leased = OrderedQueue()
+        self.live_bytes = 0
+        self.finished: deque[Item] = deque()
+        self.finished_bytes = 0
+        self.dead = DeadLetters()
+        self.ended: dict[str, Lease] = {}
+        self.ended_order: deque[Lease] = deque()
+        self.requests: dict[bytes, RequestRecord] = {}
+        self.requests_ended: deque[tuple[int, bytes]] = deque()
+        """(ended_at, key), oldest first; stands only while the record still bears that ended_at."""
+        self.grants: dict[str, dict[int, Item]] = {}
+
+    @property
+    def pending_count(self) -> int:
+        return self.ready.live + self.delayed.live
+
+    @property
+    def live_count(self) -> int:
+        """What counts against capacity. Leased items do, so a retry never needs room."""
+        return self.ready.live + self.delayed.live + self.leased.live
+
+    def next_due(self) -> int | None:
+        """When time itself will change something next: a lease, a delay or a memory runs out."""
+        options = self.options
+        due = [self.leased.first_key(), self.delayed.first_key()]
+        if self.finished:
+            due.append(self.finished[0].ended_at + options.result_retention_ms)
+        if self.ended_order:
+            due.append(self.ended_order[0].ended_at + options.ended_lease_retention_ms)
+        if self.requests_ended:
+            due.append(self.requests_ended[0][0] + options.request_id_retention_max_ms)
+        return min((moment for moment in due if moment is not None), default=None)
+
+    def time_has_work(self, now_ms: int) -> bool:
+        """Whether an AdvanceTime command would change anything (expiries are a command of their own)."""
+        options = self.options
+        delay = self.delayed.first_key()
+        return (
+            (delay is not None and delay <= now_ms)
+            or bool(self.finished and self.finished[0].ended_at + options.result_retention_ms <= now_ms)
+            or bool(self.ended_order and self.ended_order[0].ended_at + options.ended_lease_retention_ms <= now_ms)
+            or bool(
+                self.requests_ended and self.requests_ended[0][0] + options.request_id_retention_max_ms <= now_ms
+            )
+        )
+
+    def caps_exceeded(self) -> bool:
+        options = self.options
+        return (
+            len(self.finished) > options.result_max
+            or self.finished_bytes > options.result_bytes_max
+            or len(self.dead) > options.dead_letter_max
+            or self.dead.bytes > options.dead_letter_bytes_max
+        )

@@ -1,0 +1,135 @@
+"""Reading the state: single items, listings and counts. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from omnirelay.core.answers import ItemView, Page, Stats
+from omnirelay.core.intake import check_number, refuse, request_key
+from omnirelay.core.items import COMPLETED, DEAD, DELAYED, LEASED, READY, STATE_NAMES, Item
+from omnirelay.core.payload import Caller
+from omnirelay.core.rules.handling import SCAN_MAX, find_item, matches
+from omnirelay.core.state import State
+from omnirelay.errors import NotFound
+
+PAGE_MAX = 1_000
+
+
+def view(item: Item) -> ItemView:
+    lease = item.lease
+    trail = item.trail
+    ended = item.state >= COMPLETED
+    return ItemView(
+        sequence_id=item.sequence_id,
+        state=STATE_NAMES[item.state],
+        payload=item.payload,
+        attempt=item.attempt,
+        priority=item.priority,
+        weight=item.weight,
+        enqueued_at=item.enqueued_at,
+        not_before=item.not_before,
+        max_attempts=item.max_attempts,
+        last_error=trail and trail.last_error,
+        ownership_token=lease and lease.token,
+        owner_peer_id=lease and lease.owner,
+        principal=lease and lease.principal,
+        granted_at=lease and lease.granted_at,
+        last_heartbeat_at=(lease and lease.heartbeat_at) or None,
+        expires_at=lease and lease.deadline,
+        progress=trail and trail.progress,
+        cancel_requested=trail is not None and trail.cancel_requested,
+        cancel_reason=trail and trail.cancel_reason,
+        result=trail and trail.result,
+        result_encoding=trail and trail.result_encoding,
+        parent_sequence_id=trail and trail.parent,
+        ended_at=item.ended_at if ended else None,
+    )
+
+
+def locate(state: State, sequence_id: int | None, request_id: str | None, caller: Caller) -> Item:
+    """The item by its id, or by the request id it was enqueued with (in the caller's scope)."""
+    if (sequence_id is None) == (request_id is None):
+        refuse("sequenceId", "or requestId is required, and only one of them")
+    if request_id is not None:
+        record = state.requests.get(request_key(caller.principal, request_id))
+        if record is None:
+            raise NotFound(f"no item is known under requestId {request_id!r}", field="requestId")
+        sequence_id = record.sequence_id
+    assert sequence_id is not None
+    return find_item(state, sequence_id)
+
+
+def dead_letters(
+    state: State,
+    *,
+    sequence_id: int | None = None,
+    resource_type: str | None = None,
+    error_code: str | None = None,
+    after: int = 0,
+    items_max: int = 100,
+) -> Page:
+    """A page of dead letters, the longest dead first. A page may be short and still have a `next`."""
+    check_number("maxItems", items_max, 1, PAGE_MAX)
+    if sequence_id is not None:
+        item = find_item(state, sequence_id)
+        if item.state != DEAD:
+            raise NotFound(
+                f"item {sequence_id} is not a dead letter, it is {STATE_NAMES[item.state]}",
+                sequenceId=sequence_id,
+            )
+        return Page([view(item)], None, len(state.dead))
+    page: list[ItemView] = []
+    last = after
+    for looked_at, item in enumerate(state.dead.after(after)):
+        if looked_at >= SCAN_MAX or len(page) >= items_max:
+            return Page(page, last, len(state.dead))
+        last = item.stamp
+        if matches(item, resource_type, error_code):
+            page.append(view(item))
+    return Page(page, None, len(state.dead))
+
+
+def peek(
+    state: State, *, state_name: str = "ready", resource_type: str | None = None, after: int = 0, items_max: int = 100
+) -> Page:
+    """A page of items in one state, in the order the shard itself would take them.
+
+    Meant for people and dashboards: it looks at no more than SCAN_MAX items a call, from the front of
+    the queue; `after` is the sequence id the page before ended with.
+    """
+    check_number("maxItems", items_max, 1, PAGE_MAX)
+    if state_name not in STATE_NAMES:
+        refuse("state", f"must be one of {', '.join(STATE_NAMES)}")
+    wanted = STATE_NAMES.index(state_name)
+    if wanted == DEAD:
+        return dead_letters(state, resource_type=resource_type, after=after, items_max=items_max)
+    queue = {READY: state.ready, DELAYED: state.delayed, LEASED: state.leased}.get(wanted)
+    source = iter(state.finished) if queue is None else iter(queue)
+    total = len(state.finished) if queue is None else queue.live
+    page: list[ItemView] = []
+    skipping = after != 0
+    last = after
+    for item in source:
+        if skipping:
+            skipping = item.sequence_id != after
+            continue
+        if len(page) >= items_max:
+            return Page(page, last, total)
+        last = item.sequence_id
+        if item.state == wanted and matches(item, resource_type, None):
+            page.append(view(item))
+    return Page(page, None, total)
+
+
+def stats(state: State, now_ms: int) -> Stats:
+    oldest = state.ready.first()
+    return Stats(
+        pending_count=state.pending_count,
+        ready_count=state.ready.live,
+        delayed_count=state.delayed.live,
+        active_lease_count=state.leased.live,
+        dead_letter_count=len(state.dead),
+        completed_count=len(state.finished),
+        oldest_ready_age_ms=0 if oldest is None else max(0, now_ms - oldest.enqueued_at),
+        live_bytes=state.live_bytes,
+        last_sequence=state.sequence,
+        generation=state.generation,
+    )

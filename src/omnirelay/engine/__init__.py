@@ -1,0 +1,1 @@
+"""One shard's single writer: inbox, group commit, timers, snapshots, recovery."""

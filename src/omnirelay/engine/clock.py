@@ -1,0 +1,54 @@
+"""Where an engine gets its time from, and the time a shard goes by.
+
+Wall clocks jump; leases must not. A shard therefore reads the wall clock once, when it starts, and
+counts monotonic time from there. It never starts earlier than the last event in its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Everything an engine knows of time. `omnirelay.testing.FakeClock` is the one that tests drive."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch, as good as the machine knows."""
+        ...
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds since some point in the past; never goes back."""
+        ...
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
+        """Call back on the running event loop after the delay."""
+        ...
+
+
+class SystemClock:
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> Timer:
+        return asyncio.get_running_loop().call_later(delay_ms / 1000, callback)
+
+
+class ShardTime:
+    """Milliseconds since the epoch that only ever rise, across restarts of the shard too."""
+
+    def __init__(self, clock: Clock, not_before_ms: int) -> None:
+        self._clock = clock
+        self._offset_ms = max(clock.wall_ms(), not_before_ms, 1) - clock.monotonic_ms()
+
+    def now_ms(self) -> int:
+        return self._offset_ms + self._clock.monotonic_ms()

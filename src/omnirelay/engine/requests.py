@@ -1,0 +1,115 @@
+"""What stands in a shard's inbox, and the frame it becomes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from omnirelay.core.answers import GrantedLease
+from omnirelay.core.commands import Command, GrantLeases
+from omnirelay.core.events import Event
+from omnirelay.core.state import State
+from omnirelay.engine.clock import Timer
+from omnirelay.errors import OmniRelayError
+from omnirelay.log.base import Frame
+
+
+class Request:
+    """A caller waits on `future` for what its command leads to."""
+
+    __slots__ = ("arrived_ms", "future")
+
+    def __init__(self, future: asyncio.Future[Any], arrived_ms: int) -> None:
+        self.future = future
+        self.arrived_ms = arrived_ms
+
+
+class CommandRequest(Request):
+    __slots__ = ("command",)
+
+    def __init__(self, command: Command, future: asyncio.Future[Any], arrived_ms: int) -> None:
+        super().__init__(future, arrived_ms)
+        self.command = command
+
+
+class AcknowledgeRequest(Request):
+    """Many acknowledgements, each with an outcome of its own. A frame may take some and the next the rest."""
+
+    __slots__ = ("commands", "outcomes", "single")
+
+    def __init__(
+        self, commands: Sequence[Command], future: asyncio.Future[Any], arrived_ms: int, *, single: bool
+    ) -> None:
+        super().__init__(future, arrived_ms)
+        self.commands = commands
+        self.outcomes: list[Any] = []
+        self.single = single
+
+
+class ReadRequest(Request):
+    __slots__ = ("read",)
+
+    def __init__(
+        self, read: Callable[[State, int], Any], future: asyncio.Future[Any], arrived_ms: int
+    ) -> None:
+        super().__init__(future, arrived_ms)
+        self.read = read
+
+
+class LeaseRequest(Request):
+    """A lease call; it waits in line until something is ready or its time is over."""
+
+    __slots__ = ("command", "timer", "wait_ms")
+
+    def __init__(
+        self,
+        command: GrantLeases,
+        wait_ms: int,
+        future: asyncio.Future[list[GrantedLease]],
+        arrived_ms: int,
+    ) -> None:
+        super().__init__(future, arrived_ms)
+        self.command = command
+        self.wait_ms = wait_ms
+        self.timer: Timer | None = None
+
+
+class Batch:
+    """A frame with the answers that are held until it is durable. No frames: nothing changed.
+
+    More than one frame only when the events of many commands turned out too large for one; commands
+    themselves are never split.
+    """
+
+    __slots__ = ("answers", "commands", "events", "frames", "requests")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.commands: list[int] = []
+        """Where in `events` each command ends."""
+        self.answers: list[tuple[asyncio.Future[Any], Any]] = []
+        """A future and its answer, or the error it is refused with."""
+        self.frames: list[Frame] = []
+        self.requests = 0
+
+    def answer(self, future: asyncio.Future[Any], outcome: Any) -> None:
+        self.answers.append((future, outcome))
+
+    def undelivered(self) -> list[GrantedLease]:
+        """Answer everyone; returns the grants that nobody is there to take any more."""
+        lost: list[GrantedLease] = []
+        for future, outcome in self.answers:
+            if future.done():
+                if isinstance(outcome, list):
+                    lost += [grant for grant in outcome if type(grant) is GrantedLease]
+            elif isinstance(outcome, OmniRelayError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+        return lost
+
+    def refuse(self, error: OmniRelayError) -> None:
+        for future, _ in self.answers:
+            if not future.done():
+                future.set_exception(error)

@@ -1,0 +1,571 @@
+"""`Shard`: one lease queue in this process, with every verb as an async method.
+
+    async with await Shard.open(log, owner="node-1") as shard:
+        answer = await shard.enqueue(NewItem(payload=Payload(resource_type="table", resource_id="orders")))
+        [lease] = await shard.lease(Caller(peer_id="worker-1"), wait_ms=30_000)
+        await shard.complete(lease.token)
+
+A method returns when what it answers is durable, and raises an error of `omnirelay.errors` otherwise.
+Cancelling a call before its command was decided leaves no trace; after that the command stands, and a
+lease that was granted to a caller who is gone is released in the next frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from omnirelay.core import commands as cmd
+from omnirelay.core import views
+from omnirelay.core.answers import (
+    CancelAnswer,
+    CompleteAnswer,
+    CountAnswer,
+    DrainAnswer,
+    EnqueueAnswer,
+    FailAnswer,
+    GrantedLease,
+    HeartbeatAnswer,
+    ItemView,
+    Page,
+    RestoreAnswer,
+    Stats,
+)
+from omnirelay.core.decide import Ids, apply
+from omnirelay.core.events import Event, FailMode, RestoredItem
+from omnirelay.core.intake import BATCH_ITEMS_MAX, check_number, refuse
+from omnirelay.core.items import COMPLETED
+from omnirelay.core.options import QueueOptions
+from omnirelay.core.payload import ANONYMOUS, Caller, NewItem, OwnershipToken, Payload
+from omnirelay.core.state import State
+from omnirelay.engine.clock import Clock, ShardTime, SystemClock
+from omnirelay.engine.ids import LeaseIds
+from omnirelay.engine.recovery import Progress, rebuild, snapshot_directory
+from omnirelay.engine.requests import AcknowledgeRequest, CommandRequest, LeaseRequest
+from omnirelay.engine.settings import EngineSettings
+from omnirelay.engine.snapshotter import make_snapshot_in_helper
+from omnirelay.engine.writer import Writer
+from omnirelay.errors import LogDamaged, OmniRelayError
+from omnirelay.log.base import Acquired, Anchor, EventLog, SnapshotRecord
+from omnirelay.log.frame import decode_frame, encode_frame
+from omnirelay.log.snapshots import prune_snapshots
+
+_log = logging.getLogger("omnirelay.engine")
+
+WAIT_MAX_MS = 24 * 3_600_000
+
+A = TypeVar("A")
+
+
+class Shard:
+    """Use `open`. One object is for one event loop; any number of tasks may call it."""
+
+    def __init__(
+        self, log: EventLog, writer: Writer, epoch: int, settings: EngineSettings, clock: Clock
+    ) -> None:
+        self.log = log
+        self.epoch = epoch
+        self._writer = writer
+        self._settings = settings
+        self._clock = clock
+        self._tails: list[asyncio.Future[None]] = []
+        self._snapshot_lock = asyncio.Lock()
+        self._snapshot_task: asyncio.Task[None] | None = None
+        self._events_since_snapshot = 0
+        self._closed = False
+
+    # -- life ----------------------------------------------------------------------------------
+
+    @classmethod
+    async def open(
+        cls,
+        log: EventLog,
+        *,
+        options: QueueOptions | None = None,
+        owner: str = "omnirelay",
+        clock: Clock | None = None,
+        settings: EngineSettings | None = None,
+        ids: Ids | None = None,
+        progress: Progress | None = None,
+    ) -> Shard:
+        """Take the log over, recover its state, and serve.
+
+        `options` are compared with those in the log and changed by an event when they differ; None keeps
+        them. Raises what the log raises: LogLocked, LogDamaged, LogRegressed, UnknownEvent …
+        """
+        clock = clock or SystemClock()
+        settings = settings or EngineSettings()
+        acquired = await log.acquire(owner)
+        recovered = await rebuild(log, progress=progress)
+        if recovered.position != acquired.position:
+            raise LogDamaged(
+                f"replay ended at {recovered.position.sequence}, the head of the log is at "
+                f"{acquired.position.sequence}",
+                sequence=recovered.position.sequence,
+            )
+        state = recovered.state
+        time = ShardTime(clock, state.time)
+        shard: Shard | None = None
+
+        def on_durable(events: list[Event]) -> None:
+            assert shard is not None
+            shard._durable(events)
+
+        writer = Writer(
+            log,
+            state,
+            recovered.position,
+            epoch=acquired.epoch,
+            time=time,
+            clock=clock,
+            ids=ids or LeaseIds(),
+            settings=settings,
+            on_durable=on_durable,
+        )
+        writer.position = await _take_lead(log, state, acquired, owner, options, time.now_ms())
+        if settings.freeze_after_recovery:
+            gc.collect()
+            gc.freeze()
+        shard = cls(log, writer, acquired.epoch, settings, clock)
+        shard._events_since_snapshot = recovered.replayed_events
+        writer.start()
+        _log.info(
+            "shard_opened",
+            extra={
+                "shard": log.shard,
+                "epoch": acquired.epoch,
+                "sequence": state.sequence,
+                "replayed": recovered.replayed_events,
+                "snapshot": recovered.snapshot_sequence,
+            },
+        )
+        return shard
+
+    async def __aenter__(self) -> Shard:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Answer who waits, make durable what was decided, close the log. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._snapshot_task is not None:
+            self._snapshot_task.cancel()
+            await asyncio.gather(self._snapshot_task, return_exceptions=True)
+        await self._writer.close()
+        self._wake_tails()
+        await self.log.close()
+
+    def kill(self) -> None:
+        """Drop everything as a crash would: nothing is flushed, nobody is answered. For tests."""
+        self._closed = True
+        if self._snapshot_task is not None:
+            self._snapshot_task.cancel()
+        self._writer.kill()
+        self._wake_tails()
+
+    @property
+    def state(self) -> State:
+        """The live state, undurable changes included: for tests and for the engine's own tools."""
+        return self._writer.state
+
+    @property
+    def failure(self) -> OmniRelayError | None:
+        """Why the shard was given up or cannot be written now; None while all is well."""
+        return self._writer.failure or self._writer.stalled
+
+    @property
+    def last_sequence(self) -> int:
+        """The last durable event."""
+        return self._writer.position.sequence
+
+    def now_ms(self) -> int:
+        """The shard's own time."""
+        return self._writer.now_ms()
+
+    # -- the lease cycle -----------------------------------------------------------------------
+
+    async def enqueue(
+        self, items: NewItem | Sequence[NewItem], *, caller: Caller = ANONYMOUS
+    ) -> EnqueueAnswer:
+        """Take items in, all or nothing. A repeated request id is answered with the first item's id."""
+        batch = [items] if isinstance(items, NewItem) else list(items)
+        answer: EnqueueAnswer = await self._writer.command(cmd.EnqueueItems(batch, caller), len(batch))
+        return answer
+
+    async def lease(
+        self,
+        caller: Caller = ANONYMOUS,
+        *,
+        max_items: int = 1,
+        wait_ms: int = 0,
+        lease_duration_ms: int | None = None,
+        request_id: str | None = None,
+    ) -> list[GrantedLease]:
+        """Up to `max_items` leases; an empty list when none came within `wait_ms`.
+
+        Calls that wait are served in the order they came. With a `request_id` a repeat of the call gets
+        the same leases as long as they live.
+        """
+        check_number("waitMs", wait_ms, 0, WAIT_MAX_MS)
+        future: asyncio.Future[list[GrantedLease]] = asyncio.get_running_loop().create_future()
+        command = cmd.GrantLeases(caller, max_items, lease_duration_ms, request_id)
+        self._writer.submit(
+            LeaseRequest(command, wait_ms, future, self.now_ms()), max_items if type(max_items) is int else 1
+        )
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                # Answered, but the caller was cancelled before it could take the answer.
+                self.undelivered(future.result())
+            raise
+
+    def undelivered(self, leases: Sequence[GrantedLease]) -> None:
+        """Give back leases whose answer could not be written: released in the next frame, no attempt burned."""
+        self._writer.return_undelivered(list(leases))
+
+    async def heartbeat(
+        self, token: OwnershipToken, *, caller: Caller = ANONYMOUS, progress: cmd.Progress | None = None
+    ) -> HeartbeatAnswer:
+        """Extend the lease, when it is time; the answer says whether it did and when to come again."""
+        return await self._acknowledge_one(cmd.ExtendLease(token, caller, progress), HeartbeatAnswer)
+
+    async def complete(
+        self,
+        token: OwnershipToken,
+        *,
+        caller: Caller = ANONYMOUS,
+        result: bytes | None = None,
+        result_encoding: str | None = None,
+        follow_ups: Sequence[NewItem] | None = None,
+    ) -> CompleteAnswer:
+        """End the item well. Follow-ups come in with it, in one frame."""
+        return await self._acknowledge_one(
+            cmd.CompleteItem(
+                token, caller, result, result_encoding, None if follow_ups is None else list(follow_ups)
+            ),
+            CompleteAnswer,
+        )
+
+    async def fail(
+        self,
+        token: OwnershipToken,
+        *,
+        caller: Caller = ANONYMOUS,
+        mode: FailMode = "retry",
+        reason: str | None = None,
+        error_code: str | None = None,
+        delay_ms: int | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> FailAnswer:
+        """Give the item up: to be tried again, released without burning the attempt, or dead."""
+        return await self._acknowledge_one(
+            cmd.FailItem(token, caller, mode, reason, error_code, delay_ms, metadata), FailAnswer
+        )
+
+    async def release(
+        self, token: OwnershipToken, *, caller: Caller = ANONYMOUS, delay_ms: int | None = None
+    ) -> FailAnswer:
+        """Hand the item back; the attempt is not burned."""
+        return await self._acknowledge_one(cmd.ReleaseItem(token, caller, delay_ms), FailAnswer)
+
+    async def acknowledge(
+        self,
+        acknowledgements: Sequence[cmd.ExtendLease | cmd.CompleteItem | cmd.FailItem | cmd.ReleaseItem],
+    ) -> list[Any]:
+        """Heartbeats, completions, failures and releases in one call, each with an outcome of its own.
+
+        The outcomes stand in order: what the single call would return, or the error it would raise.
+        """
+        if len(acknowledgements) > BATCH_ITEMS_MAX:
+            refuse("acks", f"must be at most {BATCH_ITEMS_MAX} in one call, got {len(acknowledgements)}")
+        if not acknowledgements:
+            return []
+        return await self._submit_acknowledgements(acknowledgements, single=False)
+
+    async def _acknowledge_one(self, command: Any, kind: type[A]) -> A:
+        outcome = await self._submit_acknowledgements((command,), single=True)
+        assert isinstance(outcome, kind)
+        return outcome
+
+    def _submit_acknowledgements(self, commands: Sequence[Any], *, single: bool) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        request = AcknowledgeRequest(commands, future, self.now_ms(), single=single)
+        self._writer.submit(request, len(commands))
+        return future
+
+    # -- items ---------------------------------------------------------------------------------
+
+    async def get(
+        self,
+        sequence_id: int | None = None,
+        *,
+        request_id: str | None = None,
+        wait_ms: int = 0,
+        caller: Caller = ANONYMOUS,
+    ) -> ItemView:
+        """The item by its id or the request id it came with; with `wait_ms` the answer waits for its end."""
+        check_number("waitMs", wait_ms, 0, WAIT_MAX_MS)
+        view = await self._read(
+            lambda state, now_ms: views.view(views.locate(state, sequence_id, request_id, caller))
+        )
+        if wait_ms <= 0 or view.state in ("completed", "dead", "cancelled"):
+            return view
+        return await self._get_when_ended(view.sequence_id, wait_ms)
+
+    async def _get_when_ended(self, sequence_id: int, wait_ms: int) -> ItemView:
+        ended: asyncio.Future[ItemView] = asyncio.get_running_loop().create_future()
+
+        def register(state: State, now_ms: int) -> None:
+            item = state.items.get(sequence_id)
+            if item is None or item.state >= COMPLETED:
+                ended.set_result(views.view(views.locate(state, sequence_id, None, ANONYMOUS)))
+            else:
+                self._writer.items.add(sequence_id, ended)
+
+        await self._read(register)
+        over = asyncio.Event()
+        timer = self._clock.call_later(wait_ms, over.set)
+        timeout = asyncio.ensure_future(over.wait())
+        try:
+            await asyncio.wait((ended, timeout), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return ended.result()
+        finally:
+            timer.cancel()
+            timeout.cancel()
+            ended.cancel()
+        return await self._read(lambda state, now_ms: views.view(views.locate(state, sequence_id, None, ANONYMOUS)))
+
+    async def cancel(
+        self,
+        sequence_id: int,
+        *,
+        reason: str | None = None,
+        force: bool = False,
+        caller: Caller = ANONYMOUS,
+    ) -> CancelAnswer:
+        """Cancel a pending item at once; ask the owner of a leased one to stop, or with `force` take it away."""
+        answer: CancelAnswer = await self._writer.command(cmd.CancelItem(sequence_id, caller, reason, force))
+        return answer
+
+    async def drain(self, *, max_items: int = 10_000, caller: Caller = ANONYMOUS) -> DrainAnswer:
+        """Take a page of pending items out of the shard. Call again until `remaining_count` is 0."""
+        answer: DrainAnswer = await self._writer.command(cmd.DrainItems(max_items, caller))
+        return answer
+
+    async def restore(self, items: Sequence[RestoredItem], *, caller: Caller = ANONYMOUS) -> RestoreAnswer:
+        """Take drained items in, here or elsewhere; what is there already is counted and left alone."""
+        batch = list(items)
+        answer: RestoreAnswer = await self._writer.command(cmd.RestoreItems(batch, caller), len(batch))
+        return answer
+
+    # -- dead letters --------------------------------------------------------------------------
+
+    async def dead_letters(
+        self,
+        *,
+        sequence_id: int | None = None,
+        resource_type: str | None = None,
+        error_code: str | None = None,
+        after: int = 0,
+        max_items: int = 100,
+    ) -> Page:
+        return await self._read(
+            lambda state, now_ms: views.dead_letters(
+                state,
+                sequence_id=sequence_id,
+                resource_type=resource_type,
+                error_code=error_code,
+                after=after,
+                items_max=max_items,
+            )
+        )
+
+    async def edit(self, sequence_id: int, payload: Payload, *, caller: Caller = ANONYMOUS) -> ItemView:
+        """Give a dead letter another payload, to be redriven with it."""
+        await self._writer.command(cmd.EditDeadLetter(sequence_id, payload, caller))
+        return await self.get(sequence_id)
+
+    async def redrive(
+        self,
+        *,
+        sequence_ids: Sequence[int] | None = None,
+        resource_type: str | None = None,
+        error_code: str | None = None,
+        everything: bool = False,
+        rate_per_second: float | None = None,
+        caller: Caller = ANONYMOUS,
+    ) -> int:
+        """Make dead letters pending again with fresh attempts; returns how many. Many go in several frames."""
+        count = 0
+        selection = _selection(sequence_ids, resource_type, error_code, everything)
+        while True:
+            answer: CountAnswer = await self._writer.command(
+                cmd.RedriveItems(selection, caller, rate_per_second, count)
+            )
+            count += answer.count
+            if answer.next is None:
+                return count
+            selection.after = answer.next
+
+    async def purge(
+        self,
+        *,
+        sequence_ids: Sequence[int] | None = None,
+        resource_type: str | None = None,
+        error_code: str | None = None,
+        everything: bool = False,
+        caller: Caller = ANONYMOUS,
+    ) -> int:
+        """Forget dead letters for good; returns how many."""
+        count = 0
+        selection = _selection(sequence_ids, resource_type, error_code, everything)
+        while True:
+            answer: CountAnswer = await self._writer.command(cmd.PurgeItems(selection, caller))
+            count += answer.count
+            if answer.next is None:
+                return count
+            selection.after = answer.next
+
+    # -- looking -------------------------------------------------------------------------------
+
+    async def stats(self) -> Stats:
+        return await self._read(views.stats)
+
+    async def peek(
+        self,
+        *,
+        state: str = "ready",
+        resource_type: str | None = None,
+        after: int = 0,
+        max_items: int = 100,
+    ) -> Page:
+        return await self._read(
+            lambda live, now_ms: views.peek(
+                live, state_name=state, resource_type=resource_type, after=after, items_max=max_items
+            )
+        )
+
+    async def tail(self, from_sequence: int | None = None) -> AsyncIterator[Event]:
+        """Every durable event from there on (None: from now), in order, until the shard closes."""
+        following = self.last_sequence + 1 if from_sequence is None else from_sequence
+        while True:
+            if self.last_sequence >= following:
+                async for frame in self.log.read(following, self.last_sequence):
+                    for event in decode_frame(frame, shard=self.log.shard, log_id=self.log.log_id):
+                        if event.sequence_number >= following:
+                            yield event
+                            following = event.sequence_number + 1
+            if self._closed or self._writer.failure is not None:
+                return
+            if self.last_sequence < following:
+                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._tails.append(waiter)
+                await waiter
+
+    async def state_at(self, sequence: int) -> State:
+        """The state right after an event of the past, from the nearest snapshot and the log."""
+        return (await rebuild(self.log, sequence)).state
+
+    async def _read(self, read: Any) -> Any:
+        """Read the state: at once when all of it is durable, else when it is."""
+        self._writer.check_open()
+        if self._writer.idle:
+            return read(self._writer.state, self._writer.now_ms())
+        return await self._writer.read(read)
+
+    # -- running it ----------------------------------------------------------------------------
+
+    async def change_options(self, options: QueueOptions, *, caller: Caller = ANONYMOUS) -> None:
+        await self._writer.command(cmd.ChangeOptions(options, caller))
+
+    async def snapshot(self) -> SnapshotRecord:
+        """Make a snapshot in a helper process and record it; the next start needs only what follows it."""
+        async with self._snapshot_lock:
+            record = await make_snapshot_in_helper(self.log, self.now_ms())
+            await self.log.add_snapshot(record, self.epoch)
+            self._events_since_snapshot = 0
+            return record
+
+    async def trim(self, *, retention_ms: int | None = None) -> Anchor:
+        """Drop history older than the retention, but never what the two newest snapshots need."""
+        retention_ms = self._settings.retention_ms if retention_ms is None else retention_ms
+        snapshots = await self.log.snapshots()
+        if len(snapshots) < 2 or snapshots[1].created_ms + retention_ms > self.now_ms():
+            return await self.log.anchor()
+        anchor = await self.log.trim(snapshots[1].sequence, self.epoch)
+        directory = snapshot_directory(self.log)
+        if directory is not None:
+            keep = {record.path for record in await self.log.snapshots()}
+            await asyncio.to_thread(prune_snapshots, directory, keep)
+        return anchor
+
+    def _durable(self, events: list[Event]) -> None:
+        self._wake_tails()
+        self._events_since_snapshot += len(events)
+        every = self._settings.snapshot_every_events
+        if every and self._events_since_snapshot >= every and self._snapshot_task is None:
+            if snapshot_directory(self.log) is not None:
+                self._snapshot_task = asyncio.get_running_loop().create_task(self._snapshot_and_trim())
+
+    async def _snapshot_and_trim(self) -> None:
+        try:
+            await self.snapshot()
+            await self.trim()
+        except OmniRelayError as error:
+            # The log is whole without it; the next start only takes longer.
+            self._events_since_snapshot = 0
+            _log.warning("snapshot_failed", extra={"shard": self.log.shard, "reason": error.message})
+        finally:
+            self._snapshot_task = None
+
+    def _wake_tails(self) -> None:
+        waiting, self._tails = self._tails, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+
+def _selection(
+    sequence_ids: Sequence[int] | None, resource_type: str | None, error_code: str | None, everything: bool
+) -> cmd.DeadLetterSelection:
+    return cmd.DeadLetterSelection(
+        sequence_ids=None if sequence_ids is None else list(sequence_ids),
+        resource_type=resource_type,
+        error_code=error_code,
+        everything=everything,
+    )
+
+
+async def _take_lead(
+    log: EventLog,
+    state: State,
+    acquired: Acquired,
+    owner: str,
+    options: QueueOptions | None,
+    now_ms: int,
+) -> Any:
+    """The first frame of a leadership: a new generation where history is not proven, then the election."""
+    events: list[Event] = []
+    first: list[Any] = []
+    if acquired.unproven is not None:
+        _log.warning("generation_started", extra={"shard": log.shard, "reason": acquired.unproven})
+        first.append(cmd.StartGeneration(acquired.unproven, acquired.highest_known))
+    first.append(cmd.ElectLeader(acquired.epoch, owner))
+    if options is not None:
+        first.append(cmd.ChangeOptions(options))
+    for command in first:
+        apply(state, command, now_ms, now_ms, LeaseIds(), events)
+    frame = encode_frame(log.shard, log.log_id, state.generation, acquired.epoch, now_ms, events)
+    return await log.append(frame, acquired.position)

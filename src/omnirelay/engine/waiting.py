@@ -1,0 +1,99 @@
+"""Callers that wait: lease calls in line, and calls that wait for an item to end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from omnirelay.core.items import COMPLETED
+from omnirelay.core.state import State
+from omnirelay.core.views import view
+from omnirelay.engine.clock import Clock
+from omnirelay.engine.requests import Batch, LeaseRequest
+from omnirelay.errors import NotFound
+
+
+class LeaseLine:
+    """Lease calls in the order they came. One leaves when it is granted, runs out of time, or its caller goes."""
+
+    def __init__(self, clock: Clock, waiting_max: int, on_time_out: Callable[[LeaseRequest], None]) -> None:
+        """`on_time_out` gets a request whose time is over; the engine answers it like any read."""
+        self._clock = clock
+        self._on_time_out = on_time_out
+        self._waiting_max = waiting_max
+        self._line: dict[LeaseRequest, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    @property
+    def full(self) -> bool:
+        return len(self._line) >= self._waiting_max
+
+    def first(self) -> LeaseRequest:
+        return next(iter(self._line))
+
+    def join(self, request: LeaseRequest) -> None:
+        self._line[request] = None
+        request.timer = self._clock.call_later(request.wait_ms, lambda: self._time_over(request))
+        request.future.add_done_callback(lambda _: self.leave(request))
+
+    def leave(self, request: LeaseRequest) -> None:
+        self._line.pop(request, None)
+        if request.timer is not None:
+            request.timer.cancel()
+            request.timer = None
+
+    def _time_over(self, request: LeaseRequest) -> None:
+        if request in self._line:
+            self.leave(request)
+            self._on_time_out(request)
+
+    def clear(self) -> list[LeaseRequest]:
+        """Everyone who still waits; the line is empty afterwards."""
+        waiting = list(self._line)
+        for request in waiting:
+            self.leave(request)
+        return waiting
+
+
+class ItemWaiters:
+    """Calls that wait for the end of an item, by its id."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[asyncio.Future[Any]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequence_id: int, future: asyncio.Future[Any]) -> None:
+        self._waiting.setdefault(sequence_id, []).append(future)
+        future.add_done_callback(lambda _: self._remove(sequence_id, future))
+
+    def answer(self, state: State, batch: Batch) -> None:
+        """Answer, with the batch, those whose item has ended by now."""
+        for sequence_id in list(self._waiting):
+            item = state.items.get(sequence_id)
+            if item is not None and item.state < COMPLETED:
+                continue
+            outcome: Any = (
+                NotFound(f"item {sequence_id} left the shard", sequenceId=sequence_id)
+                if item is None
+                else view(item)
+            )
+            for future in self._waiting.pop(sequence_id):
+                batch.answer(future, outcome)
+
+    def clear(self) -> list[asyncio.Future[Any]]:
+        """Everyone who still waits; nobody does afterwards."""
+        waiting = [future for futures in self._waiting.values() for future in futures]
+        self._waiting.clear()
+        return waiting
+
+    def _remove(self, sequence_id: int, future: asyncio.Future[Any]) -> None:
+        waiting = self._waiting.get(sequence_id)
+        if waiting is not None and future in waiting:
+            waiting.remove(future)
+            if not waiting:
+                del self._waiting[sequence_id]

@@ -1,0 +1,368 @@
+"""Group commit: the one task that decides, evolves and appends.
+
+    inbox ──▶ decide · evolve · encode ──▶ append (durable, fenced) ──▶ answers
+
+While a frame is being made durable the inbox collects, and everything in it becomes the next frame. At
+most one frame is in flight; when much is waiting, one more is decided behind it, so that the
+processor does not idle while the disk works. Every answer, refusals and reads too, is held until all
+frames evolved before it was decided are durable: nothing is ever shown that a crash could take back.
+
+When the store refuses a frame for now (disk full), the same bytes are tried again and intake is
+closed meanwhile. When the outcome is unknown, or another writer took over, the shard is given up:
+only a new start can learn what the log holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from omnirelay.core.commands import Command, ReturnUndelivered
+from omnirelay.core.decide import Ids
+from omnirelay.core.events import Event
+from omnirelay.core.state import State
+from omnirelay.engine.clock import Clock, ShardTime, Timer
+from omnirelay.engine.deciding import Decider
+from omnirelay.engine.requests import Batch, CommandRequest, LeaseRequest, ReadRequest, Request
+from omnirelay.engine.settings import EngineSettings
+from omnirelay.engine.waiting import ItemWaiters, LeaseLine
+from omnirelay.errors import LogUnavailable, OmniRelayError, Unavailable
+from omnirelay.log.base import FRAME_BYTES_MAX, EventLog, Frame, Position
+from omnirelay.log.failpoints import hit
+from omnirelay.log.frame import encode_frame
+
+_log = logging.getLogger("omnirelay.engine")
+
+INLINE_BYTES_MAX = 64 * 1024
+"""Larger frames go to the writer thread even when nobody else waits: hashing them would hold up the loop."""
+
+
+class Writer:
+    """Owns the state of one shard. Everything here happens on one event loop."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        state: State,
+        position: Position,
+        *,
+        epoch: int,
+        time: ShardTime,
+        clock: Clock,
+        ids: Ids,
+        settings: EngineSettings,
+        on_durable: Callable[[list[Event]], None],
+    ) -> None:
+        self.state = state
+        self.position = position
+        """The last durable event and its chain."""
+        self.failure: OmniRelayError | None = None
+        """Why the shard was given up, or None."""
+        self.stalled: LogUnavailable | None = None
+        """Why intake is closed for now, or None."""
+        self.line = LeaseLine(clock, settings.waiting_leases_max, self._lease_timed_out)
+        self.items = ItemWaiters()
+        self._log = log
+        self._epoch = epoch
+        self._time = time
+        self._clock = clock
+        self._settings = settings
+        self._on_durable = on_durable
+        self._decider = Decider(state, ids, self.line, self.items, settings.frame_events_max)
+        self._inbox: deque[Request] = deque()
+        self._waiting_events = 0
+        self._wake = asyncio.Event()
+        self._flying: tuple[Batch, asyncio.Task[Position]] | None = None
+        self._staged: Batch | None = None
+        self._timer: Timer | None = None
+        self._timer_at = 0
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    # -- coming in -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="omnirelay-writer")
+        self._set_timer()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is undurable: a read may be answered at once."""
+        return not self._inbox and self._flying is None and self._staged is None
+
+    def now_ms(self) -> int:
+        return self._time.now_ms()
+
+    def submit(self, request: Request, events_expected: int = 1) -> None:
+        """Take a request into the inbox. Raises when intake is closed; then nothing will come of it."""
+        self.check_open()
+        self._inbox.append(request)
+        self._waiting_events += events_expected
+        if self._flying is None or self._waiting_events >= self._settings.stage_events_min:
+            self._wake.set()
+
+    def check_open(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self.stalled is not None:
+            raise LogUnavailable(
+                f"the log cannot be written now: {self.stalled.message}", retry_after_ms=1_000, **self.stalled.details
+            )
+        if self._closing:
+            raise Unavailable(
+                "the shard is closing", code="error.resourcelease.draining", retry_after_ms=1_000
+            )
+
+    def command(self, command: Command, events_expected: int = 1) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.submit(CommandRequest(command, future, self.now_ms()), events_expected)
+        return future
+
+    def read(self, read: Callable[[State, int], Any]) -> asyncio.Future[Any]:
+        """A read of the state, in its turn: it sees what came before it, once that is durable."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.submit(ReadRequest(read, future, self.now_ms()), 0)
+        return future
+
+    def return_undelivered(self, grants: list[Any]) -> None:
+        """Release grants whose answer reached nobody, in the next frame."""
+        if not grants or self.failure is not None:
+            return
+        command = ReturnUndelivered([grant.token for grant in grants])
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._inbox.append(CommandRequest(command, future, self.now_ms()))
+        self._wake.set()
+
+    def _lease_timed_out(self, request: LeaseRequest) -> None:
+        # An empty answer is an answer like any other: held until what it was decided on is durable.
+        self._inbox.append(ReadRequest(lambda state, now_ms: [], request.future, request.arrived_ms))
+        self._wake.set()
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                if self._flying is not None and self._flying[1].done():
+                    await self._landed(*self._flying)
+                if self._flying is None and self._staged is not None:
+                    batch, self._staged = self._staged, None
+                    await self._launch(batch)
+                if self._flying is None:
+                    await self._take_off()
+                elif self._staged is None and self._waiting_events >= self._settings.stage_events_min:
+                    self._staged = self._build()
+                if self._timer is None:
+                    self._set_timer()
+                if self._closing and self.idle:
+                    return
+        except OmniRelayError as error:
+            self._give_up(error)
+        except Exception as error:
+            _log.exception("shard_failed", extra={"shard": self._log.shard})
+            self._give_up(
+                Unavailable(
+                    f"the shard stopped on an internal error: {error!r}",
+                    code="error.resourcelease.log_unavailable",
+                )
+            )
+
+    async def _take_off(self) -> None:
+        """Decide what waits and append it; goes on while the state asks for more or the inbox has some."""
+        while self._flying is None and (self._inbox or self._due()):
+            batch = self._build()
+            await self._launch(batch)
+
+    def _due(self) -> bool:
+        return self._decider.has_more(self.now_ms()) or self._proof_due()
+
+    def _proof_due(self) -> bool:
+        """While leases live, the log says at least every heartbeat interval that the shard does too."""
+        state = self.state
+        return bool(state.leased.live) and self.now_ms() >= state.time + self._proof_interval()
+
+    def _proof_interval(self) -> int:
+        return max(self.state.options.heartbeat_interval_ms, 1_000)
+
+    def _build(self) -> Batch:
+        now_ms = max(self.now_ms(), self.state.time)
+        alive = self._proof_due() and not self._inbox
+        batch = self._decider.build(self._inbox, now_ms, alive=alive)
+        self._waiting_events = len(self._inbox)
+        if batch.events:
+            batch.frames = self._encode(batch, now_ms)
+            hit("engine.decided")
+        return batch
+
+    def _encode(self, batch: Batch, now_ms: int) -> list[Frame]:
+        events = batch.events
+        frame = self._frame(events, now_ms)
+        if len(frame.data) <= FRAME_BYTES_MAX:
+            return [frame]
+        return self._encode_in_parts(batch, now_ms)
+
+    def _encode_in_parts(self, batch: Batch, now_ms: int) -> list[Frame]:
+        """Split at the end of a command; every single command fits a frame by the limits on intake."""
+        frames: list[Frame] = []
+        start = 0
+        last: Frame | None = None
+        last_end = 0
+        for end in dict.fromkeys(batch.commands):
+            if end == start:
+                continue
+            candidate = self._frame(batch.events[start:end], now_ms)
+            if len(candidate.data) > FRAME_BYTES_MAX and last is not None:
+                frames.append(last)
+                start = last_end
+                candidate = self._frame(batch.events[start:end], now_ms)
+            last, last_end = candidate, end
+        if last is not None:
+            frames.append(last)
+        return frames
+
+    def _frame(self, events: list[Event], now_ms: int) -> Frame:
+        generation = self.state.generation
+        return encode_frame(self._log.shard, self._log.log_id, generation, self._epoch, now_ms, events)
+
+    async def _launch(self, batch: Batch) -> None:
+        if not batch.frames:
+            await self._answer(batch)
+            return
+        frame = batch.frames[0]
+        alone = batch.requests <= 1 and not self._inbox and len(batch.frames) == 1
+        if alone and len(frame.data) <= INLINE_BYTES_MAX:
+            # Nobody else waits, so a hop to another thread and back would only cost time.
+            try:
+                self.position = await self._append(batch, inline=True)
+            except OmniRelayError as error:
+                batch.refuse(error)
+                raise
+            await self._answer(batch)
+            return
+        task = asyncio.get_running_loop().create_task(self._append(batch, inline=False))
+        task.add_done_callback(lambda _: self._wake.set())
+        self._flying = (batch, task)
+
+    async def _append(self, batch: Batch, *, inline: bool) -> Position:
+        position = self.position
+        for frame in batch.frames:
+            position = await self._append_frame(frame, position, inline)
+        hit("engine.durable")
+        return position
+
+    async def _append_frame(self, frame: Frame, expected: Position, inline: bool) -> Position:
+        while True:
+            try:
+                position = await self._log.append(frame, expected, inline=inline)
+            except LogUnavailable as error:
+                if self.stalled is None:
+                    _log.error("log_unavailable", extra={"shard": self._log.shard, "reason": error.message})
+                self.stalled = error
+                await self._pause(self._settings.retry_ms)
+                continue
+            if self.stalled is not None:
+                _log.warning("log_available_again", extra={"shard": self._log.shard})
+                self.stalled = None
+            return position
+
+    async def _pause(self, delay_ms: int) -> None:
+        over = asyncio.Event()
+        timer = self._clock.call_later(delay_ms, over.set)
+        try:
+            await over.wait()
+        finally:
+            timer.cancel()
+
+    async def _landed(self, batch: Batch, task: asyncio.Task[Position]) -> None:
+        self.position = task.result()
+        self._flying = None
+        await self._answer(batch)
+
+    async def _answer(self, batch: Batch) -> None:
+        lost = batch.undelivered()
+        if lost:
+            self.return_undelivered(lost)
+        if batch.events:
+            self._on_durable(batch.events)
+            hit("engine.answered")
+        self._set_timer()
+        if self._inbox or self._decider.has_more(self.now_ms()):
+            self._wake.set()
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        """Wake up when time itself will change something next."""
+        state = self.state
+        due = state.next_due()
+        if state.leased.live:
+            proof = state.time + self._proof_interval()
+            due = proof if due is None or proof < due else due
+        if due is None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            return
+        if self._timer is not None:
+            if self._timer_at <= due:
+                return  # It wakes too early, finds nothing to do and is set anew: cheaper than moving it each frame.
+            self._timer.cancel()
+        self._timer_at = due
+        self._timer = self._clock.call_later(max(0, due - self.now_ms()), self._time_came)
+
+    def _time_came(self) -> None:
+        self._timer = None
+        self._wake.set()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Answer who waits, finish what is in flight, stop. Safe to call twice."""
+        self._closing = True
+        for request in self.line.clear():
+            self._inbox.append(ReadRequest(lambda state, now_ms: [], request.future, request.arrived_ms))
+        self._wake.set()
+        if self._task is not None:
+            if self.stalled is not None:
+                # The frame was refused for certain and nobody is going to try again.
+                self._task.cancel()
+                self._give_up(self.stalled)
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._stop_timer()
+
+    def kill(self) -> None:
+        """Stop as a crash would: nothing is finished, nobody is answered."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._flying is not None:
+            self._flying[1].cancel()
+        self._stop_timer()
+        self.failure = self.failure or Unavailable("the shard was killed")
+
+    def _give_up(self, error: OmniRelayError) -> None:
+        self.failure = error
+        self._stop_timer()
+        batches = [self._flying[0]] if self._flying is not None else []
+        if self._staged is not None:
+            batches.append(self._staged)
+        for batch in batches:
+            batch.refuse(error)
+        waiting = [request.future for request in self._inbox]
+        waiting += [request.future for request in self.line.clear()]
+        waiting += self.items.clear()
+        self._inbox.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+        self._on_durable([])
+        _log.error("shard_given_up", extra={"shard": self._log.shard, "reason": error.message})
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

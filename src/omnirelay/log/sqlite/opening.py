@@ -1,0 +1,120 @@
+"""Opening a log for writing: finish what a crash interrupted, check, recover where asked, and only then touch
+it.
+"""
+
+from __future__ import annotations
+
+from omnirelay.errors import LogDamaged
+from omnirelay.log.sqlite.building import create_log, discard_unfinished, empty_log, finish_replacement
+from omnirelay.log.sqlite.checks import examine, regressed
+from omnirelay.log.sqlite.connection import (
+    Synchronous,
+    connect,
+    connect_reader,
+    keep_wal_on_close,
+    migrate,
+    prepare_writer,
+    transaction,
+    translated,
+)
+from omnirelay.log.sqlite.paths import LogPaths
+from omnirelay.log.sqlite.reader import read_view
+from omnirelay.log.sqlite.recovery import recover_accepting_loss, recover_suspect
+from omnirelay.log.sqlite.rows import HeadRow, read_meta
+from omnirelay.log.sqlite.writer import JOURNAL_BYTES_MAX, Writer
+from omnirelay.log.witness import Witness, read_witness, write_witness
+
+
+def open_writer(
+    paths: LogPaths, shard: str, *, accept_loss: bool, vfs: str | None, synchronous: Synchronous
+) -> tuple[Writer, str]:
+    """The writer of a log and the log's id; a log that is not there yet is created.
+
+    The caller holds the directory's lock. Raises LogDamaged, LogRegressed, LogSchemaTooNew, altering nothing.
+    """
+    finish_replacement(paths)
+    discard_unfinished(paths)
+    if not paths.database.exists():
+        _create(paths, shard, accept_loss, vfs)
+    else:
+        if (
+            accept_loss
+            and recover_accepting_loss(paths, shard, _witness(paths, accept_loss), vfs) is not None
+        ):
+            _renew_witness(paths, shard, vfs)
+        if paths.suspect.exists():
+            recover_suspect(paths, shard, _witness(paths, accept_loss), vfs)
+    with translated(paths.database, shard):
+        return _open(paths, shard, _witness(paths, accept_loss), vfs, synchronous)
+
+
+def write_witness_of(paths: LogPaths, shard: str, log_id: str, head: HeadRow) -> None:
+    """Have the witness say what the head says."""
+    write_witness(
+        paths.witness, Witness(shard, log_id, head.generation, head.last, head.chain.hex(), head.time_ms)
+    )
+
+
+def _create(paths: LogPaths, shard: str, accept_loss: bool, vfs: str | None) -> None:
+    """A new log, unless something says that there was one."""
+    if paths.wal.exists():
+        raise LogDamaged(
+            f"{paths.database} is missing but its {paths.wal.name} is there;"
+            " put the database back, or remove both",
+            shard=shard,
+            file=str(paths.database),
+            sequence=1,
+        )
+    witness = _witness(paths, accept_loss)
+    contents = empty_log(shard)
+    if witness is not None:
+        loss = regressed(paths, shard, witness, 0, f"saw event {witness.sequence}, the database is gone")
+        if not accept_loss:
+            raise loss
+        contents.head = contents.head._replace(
+            unproven=f"accepted loss: {loss.message}", highest_known=witness.sequence
+        )
+    create_log(paths, contents, vfs)
+    write_witness_of(paths, shard, contents.log_id, contents.head)
+
+
+def _open(
+    paths: LogPaths, shard: str, witness: Witness | None, vfs: str | None, synchronous: Synchronous
+) -> tuple[Writer, str]:
+    # A refusal must leave the WAL of a crash as it is. An empty one may go the way SQLite lets it go.
+    has_wal = paths.wal.exists() and paths.wal.stat().st_size > 0
+    connection = connect(paths.database, vfs=vfs)
+    try:
+        keep_wal_on_close(connection, has_wal)
+        with transaction(connection, "DEFERRED"):
+            examined = examine(connection, paths, shard, witness)
+        migrate(connection, examined.version)
+        prepare_writer(connection, synchronous, JOURNAL_BYTES_MAX)
+        keep_wal_on_close(connection, False)
+        return Writer(connection, paths, shard, examined), examined.log_id
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _witness(paths: LogPaths, accept_loss: bool) -> Witness | None:
+    """The witness; an unreadable one counts as missing when the operator accepts that."""
+    try:
+        return read_witness(paths.witness)
+    except LogDamaged:
+        if accept_loss:
+            return None
+        raise
+
+
+def _renew_witness(paths: LogPaths, shard: str, vfs: str | None) -> None:
+    """What the old witness saw was given up for lost; the head remembers how far it had been."""
+    with translated(paths.database, shard):
+        connection = connect_reader(paths.database, vfs=vfs)
+        try:
+            with transaction(connection, "DEFERRED"):
+                log_id = read_meta(connection)["log_id"]
+                head = read_view(connection, paths.database, shard).head
+        finally:
+            connection.close()
+    write_witness_of(paths, shard, log_id, head)

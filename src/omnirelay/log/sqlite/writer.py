@@ -1,0 +1,376 @@
+"""The one connection that writes: compare, insert, commit, and what to do when that fails.
+
+    append ──▶ BEGIN IMMEDIATE ──▶ compare with the head row ──▶ frame + head ──▶ COMMIT (flushes the WAL) ──▶
+    durable
+                                    │ differs: fenced              │ definite failure: rolled back, try again
+                                    └ already this frame: done     └ a flush failed: given up, marked suspect
+
+Synchronous; `SqliteLog` calls it from its writer thread or, for an inline append, from the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar, cast
+
+import apsw
+import msgspec
+
+from omnirelay.errors import LogOutcomeUnknown, LogUnavailable, OmniRelayError
+from omnirelay.log.base import Acquired, Anchor, Frame, Head, LogStatistics, Position, SnapshotRecord
+from omnirelay.log.chain import check_frame, check_generation, fenced, follow
+from omnirelay.log.failpoints import hit
+from omnirelay.log.files import replace_file
+from omnirelay.log.frame import chain_of
+from omnirelay.log.retention import check_snapshot, check_trim, fence_at
+from omnirelay.log.sqlite.building import frame_row
+from omnirelay.log.sqlite.checks import Examined
+from omnirelay.log.sqlite.connection import (
+    BUSY_TIMEOUT_MS,
+    PAGE_SIZE,
+    is_sync_failure,
+    keep_wal_on_close,
+    transaction,
+    translate,
+)
+from omnirelay.log.sqlite.paths import LogPaths
+from omnirelay.log.sqlite.reader import read_view
+from omnirelay.log.sqlite.rows import link_before, position_at, read_frames, read_head, read_snapshots
+from omnirelay.log.sqlite.statements import statement
+
+CHECKPOINT_PAGES: Final = 512
+"""Copy the WAL into the database when it has this many pages (8 MiB): a small WAL is overwritten in place,
+which flushes faster than one that grows; a smaller one would copy too often.
+"""
+
+RESTART_PAGES: Final = 8 * CHECKPOINT_PAGES
+"""From here on wait a moment for readers, whose overlapping reads can keep the WAL from ever starting
+over.
+"""
+
+RESTART_WAIT_MS: Final = 20
+
+JOURNAL_BYTES_MAX: Final = RESTART_PAGES * PAGE_SIZE
+"""A WAL that a long reader let grow beyond this is cut back to it when it starts over."""
+
+TRIM_SLICE_NS: Final = 4_000_000
+
+_ADVANCE_HEAD: Final = statement("advance_head")
+_INSERT_FRAME: Final = statement("insert_frame")
+_ACQUIRE: Final = statement("acquire")
+_PUT_SNAPSHOT: Final = statement("put_snapshot")
+_MOVE_ANCHOR: Final = statement("move_anchor")
+_TRIM_CANDIDATES: Final = statement("trim_candidates")
+_DELETE_FRAMES: Final = statement("delete_frames")
+_DELETE_SNAPSHOTS: Final = statement("delete_snapshots")
+
+T = TypeVar("T")
+
+
+class Writer:
+    """Owns the writing connection. Calls from several threads wait for each other."""
+
+    def __init__(self, connection: apsw.Connection, paths: LogPaths, shard: str, examined: Examined) -> None:
+        self.durable = examined.head.head
+        """The end of the log as this object last made or saw it durable. Replaced whole: other threads read
+        it.
+        """
+        self.given_up: str | None = None
+        self._connection = connection
+        self._paths = paths
+        self._shard = shard
+        self._log_id = examined.log_id
+        self._unproven = examined.unproven
+        self._highest_known = examined.highest_known
+        self._lock = threading.Lock()
+        self._closed = False
+        self._trim_frames = 16
+        self._wal_pages = 0
+        self._checkpoint_at = CHECKPOINT_PAGES
+        self._frames = self._events = self._bytes = self._commits = self._checkpoints = 0
+        self._append_ns_last = self._append_ns = self._hash_ns = self._checkpoint_ns = 0
+        self._checkpoint_failures = 0
+        connection.set_wal_hook(self._committed)
+
+    # ------------------------------------------------------------------------------ append
+
+    def append(self, frame: Frame, expected: Position) -> Position:
+        """See `EventLog.append`. Waits for whoever is writing."""
+        check_frame(frame, expected)
+        with self._lock:
+            return self._append(frame, expected)
+
+    def append_if_free(self, frame: Frame, expected: Position) -> Position | None:
+        """The same, or None at once when a checkpoint or a trim is running: the event loop must not wait for
+        it.
+        """
+        check_frame(frame, expected)
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._append(frame, expected)
+        finally:
+            self._lock.release()
+
+    def _append(self, frame: Frame, expected: Position) -> Position:
+        self._check_usable()
+        started = time.perf_counter_ns()
+        position = Position(frame.last, chain_of(expected.chain, frame.data))
+        hashed = time.perf_counter_ns()
+        hit("log.append.begin")
+        if self._guarded(lambda: self._commit(frame, expected, position)):
+            self._frames += 1
+            self._events += frame.count
+            self._bytes += len(frame.data)
+        self.durable = Head(frame.epoch, frame.generation, position, frame.time_ms)
+        hit("log.append.committed")
+        self._append_ns_last = time.perf_counter_ns() - started
+        self._append_ns += self._append_ns_last
+        self._hash_ns += hashed - started
+        return position
+
+    def _commit(self, frame: Frame, expected: Position, position: Position) -> bool:
+        """One transaction; False when the frame is there already."""
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        row = read_head(connection)
+        if row is None or row.epoch != frame.epoch or row.position != expected:
+            head = read_view(connection, self._paths.database, self._shard).head
+            connection.execute("ROLLBACK")
+            if head.epoch == frame.epoch and head.position == position:
+                return False
+            raise fenced(self._shard, frame.epoch, expected, head.head)
+        check_generation(frame, expected, row.generation, row.unproven, row.highest_known)
+        connection.execute(
+            _ADVANCE_HEAD,
+            (frame.generation, *_pair(position), frame.time_ms, frame.epoch, *_pair(expected)),
+        )
+        connection.execute(_INSERT_FRAME, frame_row(frame, position.chain))
+        hit("log.append.inserted")
+        hit("log.append.before_commit")
+        connection.execute("COMMIT")
+        return True
+
+    # ------------------------------------------------------------- acquire, snapshots, trim
+
+    def acquire(self, owner: str) -> Acquired:
+        """Raise the epoch. What the opening could not prove is stored, so that a crash cannot make it
+        forgotten.
+        """
+        with self._lock:
+            self._check_usable()
+            return self._guarded(lambda: self._acquire(owner))
+
+    def _acquire(self, owner: str) -> Acquired:
+        now = time.time_ns() // 1_000_000
+        with transaction(self._connection):
+            self._connection.execute(_ACQUIRE, (owner, now, self._unproven, self._highest_known))
+            view = read_view(self._connection, self._paths.database, self._shard)
+        head = view.head
+        self.durable = head.head
+        self._unproven = None
+        known = max(head.highest_known, head.last, view.anchor.sequence, view.anchor.highest_fence)
+        return Acquired(head.epoch, head.generation, head.position, head.time_ms, head.unproven, known)
+
+    def add_snapshot(self, record: SnapshotRecord, epoch: int) -> None:
+        with self._lock:
+            self._check_usable()
+            self._guarded(lambda: self._add_snapshot(record, epoch))
+
+    def _add_snapshot(self, record: SnapshotRecord, epoch: int) -> None:
+        with transaction(self._connection):
+            anchor = self._anchor_for(epoch)
+            check_snapshot(record, position_at(self._connection, record.sequence, anchor))
+            self._connection.execute(_PUT_SNAPSHOT, msgspec.structs.astuple(record))
+
+    def check_trim(self, below: int, epoch: int) -> None:
+        """Refuse a trim that may not be, and one whose first kept frame does not fit the last dropped one."""
+        with self._lock:
+            self._check_usable()
+            self._guarded(lambda: self._check_trim(below, epoch))
+
+    def _check_trim(self, below: int, epoch: int) -> None:
+        with transaction(self._connection, "DEFERRED"):
+            anchor = self._anchor_for(epoch)
+            check_trim(below, read_snapshots(self._connection))
+            for kept in read_frames(self._connection, below, self.durable.position.sequence):
+                # The chain of the last dropped frame becomes all that is left of it: prove it while it can
+                # be.
+                link = link_before(self._connection, kept.last, anchor)
+                follow(link, kept, shard=self._shard, log_id=self._log_id)
+                break
+
+    def trim_slice(self, below: int, epoch: int) -> tuple[Anchor, bool]:
+        """Drop some frames; returns the anchor, and whether there may be more. Takes a few milliseconds."""
+        with self._lock:
+            self._check_usable()
+            started = time.perf_counter_ns()
+            anchor, dropped = self._guarded(lambda: self._trim_slice(below, epoch))
+            hit("log.trim.slice")
+            more = dropped == self._trim_frames
+            faster = time.perf_counter_ns() - started < TRIM_SLICE_NS // 2
+            self._trim_frames = (
+                min(self._trim_frames * 2, 65_536) if faster else max(self._trim_frames // 2, 1)
+            )
+            return anchor, more
+
+    def _trim_slice(self, below: int, epoch: int) -> tuple[Anchor, int]:
+        connection = self._connection
+        with transaction(connection):
+            anchor = self._anchor_for(epoch)
+            rows = connection.execute(_TRIM_CANDIDATES, (below, self._trim_frames)).fetchall()
+            if not rows:
+                return anchor, 0
+            last, chain, time_ms, generation = cast("tuple[int, bytes, int, int]", rows[-1])
+            fence = fence_at(last, read_snapshots(connection), anchor.highest_fence)
+            anchor = Anchor(last, chain, fence, time_ms, generation)
+            connection.execute(_MOVE_ANCHOR, msgspec.structs.astuple(anchor))
+            connection.execute(_DELETE_FRAMES, (last,))
+            connection.execute(_DELETE_SNAPSHOTS, (last,))
+            return anchor, len(rows)
+
+    def _anchor_for(self, epoch: int) -> Anchor:
+        """The anchor, after comparing the epoch."""
+        view = read_view(self._connection, self._paths.database, self._shard)
+        if view.head.epoch != epoch:
+            raise fenced(self._shard, epoch, view.head.position, view.head.head)
+        return view.anchor
+
+    # ----------------------------------------------------------------- checkpoints and the end
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        return self._wal_pages >= self._checkpoint_at
+
+    def checkpoint(self) -> None:
+        """Copy the WAL into the database, as far as readers allow. Appends wait meanwhile.
+
+        A failed flush gives the shard up like one in an append. Any other failure loses nothing: the WAL
+        keeps everything, and the next try comes when it has grown by as much again.
+        """
+        with self._lock:
+            if self._closed or self.given_up is not None or not self.wants_checkpoint:
+                return
+            started = time.perf_counter_ns()
+            restart = self._wal_pages >= RESTART_PAGES
+            self._checkpoint(apsw.SQLITE_CHECKPOINT_RESTART if restart else apsw.SQLITE_CHECKPOINT_PASSIVE)
+            self._checkpoint_ns += time.perf_counter_ns() - started
+            self._checkpoint_at = self._wal_pages + CHECKPOINT_PAGES
+
+    def _checkpoint(self, mode: int) -> None:
+        connection = self._connection
+        connection.set_busy_timeout(RESTART_WAIT_MS)
+        try:
+            connection.wal_checkpoint(mode=mode)
+            self._checkpoints += 1
+        except apsw.BusyError:
+            pass  # Readers are still in the WAL; what could be copied was.
+        except apsw.Error as error:
+            self._checkpoint_failures += 1
+            if is_sync_failure(error):
+                self._give_up(error)
+        finally:
+            connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+
+    def close(self) -> None:
+        """Empty the WAL and let go. Everything appended was durable before."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self.given_up is None:
+                self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            self._connection.close()
+
+    def abandon(self) -> None:
+        """Let go the way a killed process does: no checkpoint, nothing written."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                keep_wal_on_close(self._connection)
+                self._connection.close()
+
+    def statistics(self) -> LogStatistics:
+        try:
+            wal_bytes = self._paths.wal.stat().st_size
+        except FileNotFoundError:
+            wal_bytes = 0
+        return LogStatistics(
+            frames=self._frames,
+            events=self._events,
+            bytes=self._bytes,
+            commits=self._commits,
+            append_ns_last=self._append_ns_last,
+            append_ns_total=self._append_ns,
+            hash_ns_total=self._hash_ns,
+            checkpoints=self._checkpoints,
+            checkpoint_failures=self._checkpoint_failures,
+            checkpoint_ns_total=self._checkpoint_ns,
+            wal_bytes=wal_bytes,
+            given_up=self.given_up,
+        )
+
+    # ------------------------------------------------------------------------------ failures
+
+    def _committed(self, connection: apsw.Connection, name: str, pages: int) -> int:
+        """SQLite calls this after every commit with the size of the WAL."""
+        if pages < self._wal_pages:
+            self._checkpoint_at = CHECKPOINT_PAGES
+        self._wal_pages = pages
+        self._commits += 1
+        return apsw.SQLITE_OK
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise LogUnavailable(f"this log of {self._shard!r} is closed", shard=self._shard)
+        if self.given_up is not None:
+            raise LogOutcomeUnknown(
+                self.given_up,
+                shard=self._shard,
+                file=str(self._paths.database),
+                sequence=self.durable.position.sequence + 1,
+            )
+
+    def _guarded(self, action: Callable[[], T]) -> T:
+        """Run a transaction; whatever goes wrong, none is left open."""
+        try:
+            return action()
+        except apsw.Error as error:
+            self._roll_back()
+            raise self._failure(error) from error
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            try:
+                self._connection.execute("ROLLBACK")
+            except apsw.Error as error:
+                self._give_up(error)
+
+    def _failure(self, error: apsw.Error) -> OmniRelayError:
+        meaning = translate(error, self._paths.database, self._shard)
+        if isinstance(meaning, LogOutcomeUnknown):
+            self._give_up(error)
+        return meaning
+
+    def _give_up(self, error: apsw.Error) -> None:
+        """Refuse everything from here on and tell the next opening to read back and copy the log.
+
+        After a failed flush the kernel may call pages clean that are not on the disk. Flushing again would
+        succeed and prove nothing; closing must not copy such pages into the database either.
+        """
+        self.given_up = translate(error, self._paths.database, self._shard).message
+        keep_wal_on_close(self._connection)
+        with contextlib.suppress(OSError):
+            # A disk that cannot flush may not take the marker. Then the next opening still checks what it
+            # always does.
+            replace_file(self._paths.suspect, self.given_up.encode() + b"\n")
+
+
+def _pair(position: Position) -> tuple[int, bytes]:
+    return position.sequence, position.chain
