@@ -1,1 +1,1 @@
-"""Measurements. `python -m benchmarks.kernel` prints the figures of the kernel."""
+"""Programs that measure. They print ratios against something run beside them; tests never assert on time."""

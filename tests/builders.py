@@ -7,9 +7,11 @@ source of lease ids, and the list of events a log would hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import msgspec
+import pytest
 
 from omnirelay.core import commands as cmd
 from omnirelay.core.answers import (
@@ -58,16 +60,14 @@ def new_item(
     )
 
 
+def lease_id(number: int) -> str:
+    return f"{number:08x}-0000-4000-8000-abcdefabcdef"
+
+
 def lease_ids() -> Callable[[], str]:
     """Lease ids that count: unique, lower-case, shaped like UUIDs, the same in every run."""
-    count = 0
-
-    def next_id() -> str:
-        nonlocal count
-        count += 1
-        return f"{count:08x}-0000-4000-8000-abcdefabcdef"
-
-    return next_id
+    numbers = count(1)
+    return lambda: lease_id(next(numbers))
 
 
 def stored_and_read(events: Sequence[Event]) -> list[Event]:
@@ -102,14 +102,12 @@ class Kernel:
 
     def refusal(self, command: cmd.Command, *, arrived_ms: int | None = None) -> OmniRelayError:
         """The error a command is refused with; fails when it is not refused, or changed anything."""
-        before, count = self.digest(), len(self.events)
-        try:
-            answer = self.do(command, arrived_ms=arrived_ms)
-        except OmniRelayError as error:
-            assert self.digest() == before, f"{error!r} changed the state"
-            assert len(self.events) == count, f"{error!r} wrote events"
-            return error
-        raise AssertionError(f"{command!r} was not refused but answered {answer!r}")
+        before, written = self.digest(), len(self.events)
+        with pytest.raises(OmniRelayError) as refused:
+            self.do(command, arrived_ms=arrived_ms)
+        assert self.digest() == before, f"{refused.value!r} changed the state"
+        assert len(self.events) == written, f"{refused.value!r} wrote events"
+        return refused.value
 
     def pass_time(self, ms: int = 0, *, upkeep: bool = True) -> None:
         """Let time go by, and with `upkeep` do what an engine does about it."""
@@ -137,8 +135,8 @@ class Kernel:
         answer: EnqueueAnswer = self.do(cmd.EnqueueItems(list(items) or [new_item()], caller))
         return [result.sequence_id for result in answer.results]
 
-    def lease(self, count: int = 1, caller: Caller = WORKER, **fields: Any) -> list[GrantedLease]:
-        granted: list[GrantedLease] = self.do(cmd.GrantLeases(caller, count, **fields))
+    def lease(self, items_max: int = 1, caller: Caller = WORKER, **fields: Any) -> list[GrantedLease]:
+        granted: list[GrantedLease] = self.do(cmd.GrantLeases(caller, items_max, **fields))
         return granted
 
     def lease_one(self, caller: Caller = WORKER, **fields: Any) -> GrantedLease:

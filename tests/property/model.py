@@ -80,6 +80,8 @@ class ModelBase:
         self.requests: dict[tuple[str | None, str], Record] = {}
         self.ends = 0
         """Counts ends of anything, so that "the oldest" is always one thing."""
+        self.deaths: list[int] = []
+        """The count at each death, oldest first: where a listing of dead letters goes on."""
         self.fences: list[int] = []
         self.gone: dict[int, str] = {}
         """Items no longer known, and the legal reason why."""
@@ -241,6 +243,7 @@ class ModelBase:
         if where == "dead":
             item["ended_at"] = now
             item["ended_order"] = self.tick()
+            self.deaths.append(item["ended_order"])
 
     def finish(self, item: Record, how: str, now: int) -> None:
         item["state"] = how

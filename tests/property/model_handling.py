@@ -43,6 +43,8 @@ class Model(WorkModel):
         delayed = sorted(self.having("delayed"), key=lambda item: (item["not_before"], item["sequence_id"]))
         page = (ready + delayed)[:count]
         for item in page:
+            if item["request"] is not None:
+                item["meaning"] = self.requests[item["request"]]["meaning"]
             self.end_request(item, now)
             del self.items[item["sequence_id"]]
             self.gone[item["sequence_id"]] = "drained"
@@ -73,11 +75,14 @@ class Model(WorkModel):
         if (
             len(self.having(*LIVE)) + len(fresh) > self.items_max()
             or self.live_bytes() + sum(size_of(item["spec"]) for item in fresh) > self.bytes_max()
-            or len(self.requests) + len(new_requests) > max(self.options["request_id_max"], len(self.requests))
+            or (new_requests and len(self.requests) + len(new_requests) > self.options["request_id_max"])
         ):
             raise Refused("error.resourcelease.backpressure")
         for given in fresh:
             self._bring_back(given, now)
+            if given["last_token"] is not None and given["last_token"][3] is not None:
+                # Stores downstream may have seen it: nothing granted from here on may be below.
+                self.fences.append(given["last_token"][3])
         return len(fresh), len(drained) - len(fresh)
 
     def _bring_back(self, given: Record, now: int) -> None:
@@ -214,7 +219,8 @@ class Model(WorkModel):
         ]
         for item in old:
             self._forget(item, "its memory ran out", now)
-        ended = [lease for lease in self.ended if lease["ended_at"] + options["ended_lease_retention_ms"] > now]
+        kept_ms = options["ended_lease_retention_ms"]
+        ended = [lease for lease in self.ended if lease["ended_at"] + kept_ms > now]
         requests = {
             key: request
             for key, request in self.requests.items()
@@ -224,14 +230,32 @@ class Model(WorkModel):
         self.ended, self.requests = ended, requests
         return changed
 
+    def next_due(self) -> int | None:
+        """When time itself will change something next."""
+        options = self.options
+        moments = [item["lease"]["deadline"] for item in self.having("leased")]
+        moments += [item["not_before"] for item in self.having("delayed")]
+        moments += [item["ended_at"] + options["result_retention_ms"] for item in self.finished()]
+        moments += [lease["ended_at"] + options["ended_lease_retention_ms"] for lease in self.ended]
+        moments += [
+            request["ended"] + options["request_id_retention_max_ms"]
+            for request in self.requests.values()
+            if request["ended"] is not None
+        ]
+        return min(moments, default=None)
+
     def enforce_caps(self, now: int) -> int:
         """The oldest go until the caps hold; how many dead letters went."""
-        dead = self._beyond(self.dead(), self.options["dead_letter_max"], self.options["dead_letter_bytes_max"])
-        finished = sorted(self.having("completed", "cancelled"), key=lambda item: item["ended_order"])
-        old = self._beyond(finished, self.options["result_max"], self.options["result_bytes_max"])
+        options = self.options
+        dead = self._beyond(self.dead(), options["dead_letter_max"], options["dead_letter_bytes_max"])
+        finished = self.finished()
+        old = self._beyond(finished, options["result_max"], options["result_bytes_max"])
         for item in dead + old:
             self._forget(item, "beyond the cap", now)
         return len(dead)
+
+    def finished(self) -> list[Record]:
+        return sorted(self.having("completed", "cancelled"), key=lambda item: item["ended_order"])
 
     def _beyond(self, oldest_first: list[Record], count_max: int, bytes_max: int) -> list[Record]:
         going: list[Record] = []

@@ -49,11 +49,13 @@ class Enqueue(_Event):
 
 
 class LeaseGranted(_Event):
-    """A peer owns the item until `expires_at`. This event's sequence number is the fence."""
+    """A peer owns the item until `expires_at`. This event's sequence number is the fence.
+
+    The duration that heartbeats renew is `expires_at - timestamp`.
+    """
 
     ownership: OwnershipToken
     expires_at: int
-    lease_duration_ms: int
     peer_id: str = ""
     principal: str | None = None
     request_key: str | None = None

@@ -134,21 +134,17 @@ def _evolve_restored(state: State, event: ev.RestoreSnapshot) -> None:
 
 def evolve_granted(state: State, event: ev.LeaseGranted) -> None:
     token = event.ownership
-    item = state.items[token.sequence_id]
+    deadline = event.expires_at
+    granted_at = event.timestamp
     request_key = event.request_key
+    item = state.items[token.sequence_id]
     item.state = LEASED
     item.stamp = event.sequence_number
     item.lease = Lease(
-        token,
-        event.peer_id,
-        event.principal,
-        event.timestamp,
-        event.expires_at,
-        event.lease_duration_ms,
-        request_key,
+        token, event.peer_id, event.principal, granted_at, deadline, deadline - granted_at, request_key
     )
     state.ready.left()
-    state.leased.push(event.expires_at, item)
+    state.leased.push(deadline, item)
     if request_key is not None:
         state.grants.setdefault(request_key, {})[token.sequence_id] = item
 
@@ -218,27 +214,35 @@ def _lease_of(item: Item) -> Lease:
 
 def _end_lease(state: State, item: Item, now_ms: int, stamp: int, verb: int) -> Lease:
     """Take the lease off the item and remember it; the caller puts the item where it goes next."""
-    lease = _lease_of(item)
+    lease = item.lease
+    assert lease is not None, "only a leased item can be acknowledged"
+    token = lease.token
     item.lease = None
     item.stamp = stamp
     state.leased.left()
-    request_key = lease.request_key
-    if request_key is not None:
-        granted = state.grants[request_key]
-        del granted[item.sequence_id]
-        if not granted:
-            del state.grants[request_key]
-        lease.request_key = None
+    if lease.request_key is not None:
+        _forget_grant(state, item, lease)
     if verb != COMPLETE:
-        item.with_trail().last_token = lease.token
+        item.with_trail().last_token = token
     lease.verb = verb
     lease.ended_at = now_ms
     ended_order = state.ended_order
     ended_order.append(lease)
-    state.ended[lease.token.lease_id] = lease
+    state.ended[token.lease_id] = lease
     if len(ended_order) > state.options.ended_lease_max:
         del state.ended[ended_order.popleft().token.lease_id]
     return lease
+
+
+def _forget_grant(state: State, item: Item, lease: Lease) -> None:
+    """The lease is over: a repeat of the call that got it no longer gets it back."""
+    request_key = lease.request_key
+    assert request_key is not None
+    granted = state.grants[request_key]
+    del granted[item.sequence_id]
+    if not granted:
+        del state.grants[request_key]
+    lease.request_key = None
 
 
 def _back_to_pending(state: State, item: Item, not_before: int | None, stamp: int) -> None:

@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from typing import Any
 
-from omnirelay.core.commands import AdvanceTime, Command, EnforceCaps, ExpireLeases
+from omnirelay.core.commands import AdvanceTime, Command, CompleteItem, EnforceCaps, ExpireLeases
 from omnirelay.core.decide import Ids, apply
 from omnirelay.core.rules.grant import check_grant
 from omnirelay.core.state import State
@@ -99,9 +99,8 @@ class Decider:
             except OmniRelayError as error:
                 outcome = error
             outcomes.append(outcome)
-            result = getattr(command, "result", None)
-            if result is not None:
-                bytes_left -= len(result)
+            if type(command) is CompleteItem and command.result is not None:
+                bytes_left -= len(command.result)
         batch.requests += 1
         batch.answer(request.future, outcomes[0] if request.single else outcomes)
         return True

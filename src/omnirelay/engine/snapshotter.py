@@ -48,7 +48,7 @@ async def make_snapshot(log: EventLog, created_ms: int) -> SnapshotRecord:
         path=path,
         created_ms=created_ms,
         events=len(state.items),
-        bytes=size,
+        size=size,
         highest_fence=state.sequence,
     )
 

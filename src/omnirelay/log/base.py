@@ -93,7 +93,8 @@ class SnapshotRecord(msgspec.Struct, frozen=True):
     created_ms: int
     events: int
     """Events the snapshot stands for, or any other size its writer likes to keep."""
-    bytes: int
+    size: int
+    """Bytes of its files."""
     highest_fence: int
 
 

@@ -11,12 +11,16 @@ from contextlib import contextmanager
 from typing import Final
 
 FAILPOINTS: Final[tuple[str, ...]] = (
+    "engine.decided",
     "log.append.begin",
     "log.append.inserted",
     "log.append.before_commit",
     "log.append.committed",
+    "engine.durable",
+    "engine.answered",
     "log.witness.before_write",
     "log.witness.written",
+    "engine.snapshot.written",
     "log.trim.slice",
     "log.backup.copied",
     "log.recovery.copied",

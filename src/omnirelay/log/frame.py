@@ -197,8 +197,8 @@ def _explain(frame: Frame, shard: str, log_id: str, error: Exception) -> DataLos
             tag = _tag_decoder.decode(raw)
             if tag.event_type not in EVENT_NUMBERS:
                 return UnknownEvent(
-                    f"event {tag.sequence_number} of {shard!r} has the type {tag.event_type!r}, unknown to this"
-                    " version; upgrade omnirelay before it leads this shard",
+                    f"event {tag.sequence_number} of {shard!r} has the type {tag.event_type!r}, unknown to"
+                    " this version; upgrade omnirelay before it leads this shard",
                     shard=shard,
                     sequence=tag.sequence_number,
                     found=tag.event_type,

@@ -49,26 +49,29 @@ def find_lease(
 
     Raises `unknown_token`, `lease_inactive`, `fence_mismatch` or `not_owner`.
     """
-    item = state.items.get(token.sequence_id) if type(token) is OwnershipToken else None
+    if type(token) is not OwnershipToken:
+        token = check_token(token)
+    item = state.items.get(token.sequence_id)
     lease = None if item is None else item.lease
-    if lease is not None and lease.token == token:
-        # The whole token, fence included: nothing more to compare.
-        held = True
+    if lease is not None:
+        held = lease.token
+        if held == token:
+            # The whole token, fence included, and a lease that lives: only the caller is left to check.
+            if arrived_ms < lease.deadline and lease.principal is None and caller.peer_id is None:
+                return item, lease
+        else:
+            token = check_token(token)
+        if held.lease_id == token.lease_id and held.attempt == token.attempt:
+            _check_holder(lease, token, caller)
+            if arrived_ms >= lease.deadline:
+                raise FailedPrecondition(
+                    f"the lease on item {token.sequence_id} ran out before this arrived",
+                    code="error.taskqueue.lease_inactive",
+                    sequenceId=token.sequence_id,
+                )
+            return item, lease
     else:
         token = check_token(token)
-        held = (
-            lease is not None and lease.token.lease_id == token.lease_id and lease.token.attempt == token.attempt
-        )
-    if held:
-        assert lease is not None
-        _check_holder(lease, token, caller)
-        if arrived_ms >= lease.deadline:
-            raise FailedPrecondition(
-                f"the lease on item {token.sequence_id} ran out before this arrived",
-                code="error.taskqueue.lease_inactive",
-                sequenceId=token.sequence_id,
-            )
-        return item, lease
     past = state.ended.get(token.lease_id)
     if past is None or past.token.sequence_id != token.sequence_id or past.token.attempt != token.attempt:
         raise FailedPrecondition(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from omnirelay.core import events as ev
 from omnirelay.core.answers import GrantedLease
 from omnirelay.core.commands import GrantLeases
-from omnirelay.core.intake import check_name, check_number
+from omnirelay.core.intake import check_name, check_number, check_required_number
 from omnirelay.core.items import Item, Lease
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import Caller, OwnershipToken
@@ -17,7 +17,7 @@ LEASES_MAX = 1_000
 
 
 def check_grant(state: State, command: GrantLeases) -> None:
-    check_number("maxItems", command.items_max, 1, LEASES_MAX)
+    check_required_number("maxItems", command.items_max, 1, LEASES_MAX)
     check_number("leaseDurationMs", command.lease_duration_ms, 1, state.options.max_lease_duration_ms)
     check_name("requestId", command.request_id)
     check_caller(command.caller)
@@ -48,7 +48,6 @@ def decide_next_grant(
         timestamp=now_ms,
         ownership=OwnershipToken(item.sequence_id, item.attempt, lease_id, fence),
         expires_at=now_ms + duration_ms,
-        lease_duration_ms=duration_ms,
         peer_id=caller.peer_id or caller.principal or "",
         principal=caller.principal,
         request_key=key,

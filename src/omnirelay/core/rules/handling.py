@@ -28,6 +28,7 @@ from omnirelay.core.intake import (
     check_name,
     check_number,
     check_payload,
+    check_required_number,
     check_stored,
     check_text,
     payload_digest,
@@ -209,13 +210,11 @@ def _checked_pending_item(
     if not isinstance(given, RestoredItem):
         refuse("items", "must not have empty elements", code="resourcelease.restore.pending_item_required")
     check_payload(given.payload, BODY_LIMIT_MAX)
-    if given.sequence_id is None:
-        refuse("sequenceId", "is required")
-    check_number("sequenceId", given.sequence_id, 1, NUMBER_MAX)
-    check_number("attempt", given.attempt, 1, ATTEMPTS_MAX)
-    check_number("enqueuedAt", given.enqueued_at, 0, TIME_MAX_MS)
-    check_number("priority", given.priority, 0, 9)
-    check_number("weight", given.weight, 1, WEIGHT_MAX)
+    check_required_number("sequenceId", given.sequence_id, 1, NUMBER_MAX)
+    check_required_number("attempt", given.attempt, 1, ATTEMPTS_MAX)
+    check_required_number("enqueuedAt", given.enqueued_at, 0, TIME_MAX_MS)
+    check_required_number("priority", given.priority, 0, 9)
+    check_required_number("weight", given.weight, 1, WEIGHT_MAX)
     check_number("notBefore", given.not_before, 0, TIME_MAX_MS)
     check_number("maxAttempts", given.max_attempts, 1, ATTEMPTS_MAX)
     check_number("parentSequenceId", given.parent_sequence_id, 1, NUMBER_MAX)
@@ -237,8 +236,8 @@ def _checked_pending_item(
 def _check_past_token(token: OwnershipToken | None) -> None:
     if token is None:
         return
-    check_number("lastOwnershipToken", token.sequence_id, 1, NUMBER_MAX)
-    check_number("lastOwnershipToken", token.attempt, 1, ATTEMPTS_MAX)
+    check_required_number("lastOwnershipToken", token.sequence_id, 1, NUMBER_MAX)
+    check_required_number("lastOwnershipToken", token.attempt, 1, ATTEMPTS_MAX)
     check_number("lastOwnershipToken", token.fence, 0, NUMBER_MAX)
     check_name("lastOwnershipToken", token.lease_id)
 

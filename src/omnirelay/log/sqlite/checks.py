@@ -113,7 +113,7 @@ def check_witness(
             shard,
             witness,
             view.head.last,
-            f"belongs to log {witness.log_id} of {witness.shard!r}, the database to log {log_id} of {shard!r}",
+            f"belongs to log {witness.log_id} of {witness.shard!r}, this is log {log_id} of {shard!r}",
         )
     if witness.sequence > view.head.last:
         raise regressed(

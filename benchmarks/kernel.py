@@ -1,0 +1,150 @@
+"""What the kernel costs: durable lease cycles beside the bare limit of the disk, in one run.
+
+    python -m benchmarks.kernel [--quick] [--directory DIR]
+
+Cycle = enqueue, lease, complete, each durable, with 256-byte bodies. "Bare" appends the same bytes to a file
+with one fdatasync per frame and no leasing at all. The runs are interleaved and the medians are given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from benchmarks.kernel_core import growth, memory_per_item, split_by_stage
+from benchmarks.kernel_flushes import check_flushes
+from benchmarks.machine import Load, environment
+from omnirelay.core.commands import CompleteItem
+from omnirelay.core.options import QueueOptions
+from omnirelay.core.payload import NewItem, Payload
+from omnirelay.engine.settings import EngineSettings
+from omnirelay.engine.shard import Shard
+from omnirelay.log.sqlite import SqliteLog
+
+BODY = os.urandom(256)
+OPTIONS = QueueOptions(capacity=3_000_000)
+PIPELINES = 4
+"""Batches on their way at the same time, so that one is decided while another is written."""
+
+
+def items(count: int) -> list[NewItem]:
+    return [NewItem(payload=Payload(resource_type="table", resource_id=f"sales.orders-{i}", body=BODY)) for i in range(count)]
+
+
+@asynccontextmanager
+async def open_shard(directory: Path, settings: EngineSettings | None = None) -> AsyncIterator[Shard]:
+    settings = settings or EngineSettings(snapshot_every_events=0, freeze_after_recovery=True)
+    shard = await Shard.open(SqliteLog.open(directory, "bench"), options=OPTIONS, settings=settings)
+    try:
+        yield shard
+    finally:
+        await shard.close()
+
+
+async def cycles(shard: Shard, batch: int, rounds: int) -> tuple[float, float, int, int]:
+    """Cycles per second, CPU microseconds per cycle, frames and bytes, for `rounds` of `batch` per pipeline."""
+
+    async def pipeline() -> None:
+        for _ in range(rounds):
+            await shard.enqueue(items(batch))
+            leases = await shard.lease(max_items=batch)
+            await shard.acknowledge([CompleteItem(lease.token) for lease in leases])
+
+    before = shard.log.statistics()
+    started, cpu = time.perf_counter(), time.thread_time()
+    await asyncio.gather(*(pipeline() for _ in range(PIPELINES)))
+    elapsed, cpu = time.perf_counter() - started, time.thread_time() - cpu
+    after = shard.log.statistics()
+    done = batch * rounds * PIPELINES
+    return done / elapsed, cpu / done * 1e6, after.frames - before.frames, after.bytes - before.bytes
+
+
+def bare(directory: Path, frames: int, frame_bytes: int) -> float:
+    """Seconds to append `frames` frames of that size to a file, with one fdatasync each."""
+    data = os.urandom(frame_bytes)
+    path = directory / "bare.log"
+    with open(path, "wb", buffering=0) as file:
+        started = time.perf_counter()
+        for _ in range(frames):
+            file.write(data)
+            os.fdatasync(file.fileno())
+        elapsed = time.perf_counter() - started
+    path.unlink()
+    return elapsed
+
+
+async def durable_cycles(directory: Path, passes: int, scale: int) -> None:
+    print("\nDurable full cycles (SQLite log), beside the same bytes in a bare synced file")
+    print(f"{'batch':>6} {'cycles/s':>10} {'CPU us':>7} {'ev/frame':>9} {'bare cycles/s':>14} {'ratio':>6}  load")
+    async with open_shard(directory) as shard:
+        await cycles(shard, 100, 20)
+        for batch in (1, 10, 100, 1000):
+            rounds = max(2, min(scale // (batch * PIPELINES), 400))
+            rates, costs, bares, per_frame = [], [], [], 0.0
+            load = Load.now()
+            for _ in range(passes):
+                rate, cpu, frames, size = await cycles(shard, batch, rounds)
+                done = batch * rounds * PIPELINES
+                seconds = bare(directory, frames, size // frames)
+                rates.append(rate)
+                costs.append(cpu)
+                bares.append(done / seconds)
+                per_frame = 3 * done / frames
+            rate, limit = statistics.median(rates), statistics.median(bares)
+            print(
+                f"{batch:>6} {rate:>10,.0f} {statistics.median(costs):>7.2f} {per_frame:>9.0f} {limit:>14,.0f}"
+                f" {rate / limit:>6.2f}  {load.since()}"
+            )
+
+
+async def recovery(directory: Path, count: int) -> None:
+    print(f"\nRecovery of {count:,} pending")
+    async with open_shard(directory) as shard:
+        for _ in range(count // 1000):
+            await shard.enqueue(items(1000))
+    for source in ("log", "snapshot"):
+        if source == "snapshot":
+            async with open_shard(directory) as shard:
+                started = time.perf_counter()
+                record = await shard.snapshot()
+                print(f"  snapshot made in {time.perf_counter() - started:.1f} s by its helper, {record.size / 1e6:.0f} MB")
+        gc.collect()
+        load = Load.now()
+        started = time.perf_counter()
+        async with open_shard(directory) as shard:
+            leases = await shard.lease()
+            assert len(leases) == 1
+            print(f"  first lease from {source:>8}: {time.perf_counter() - started:.2f} s  ({load.since()})")
+
+
+async def main(arguments: argparse.Namespace) -> None:
+    print(environment())
+    root = Path(tempfile.mkdtemp(prefix="omnirelay-bench-", dir=arguments.directory))
+    passes, scale, deep = (2, 8_000, 100_000) if arguments.quick else (5, 40_000, 1_000_000)
+    try:
+        check_flushes(root / "flushes")
+        gc.set_threshold(50_000, 20, 100)
+        await durable_cycles(root / "cycles", passes, scale)
+        split_by_stage(1000, passes)
+        growth((1_000, 10_000, 100_000, 1_000_000) if not arguments.quick else (1_000, 100_000), passes)
+        memory_per_item(deep)
+        await recovery(root / "recovery", deep)
+    finally:
+        shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work, for a first look")
+    parser.add_argument("--directory", help="where to write (a real disk); default: the system's temporary directory")
+    sys.exit(asyncio.run(main(parser.parse_args())))

@@ -1,0 +1,167 @@
+"""What workers do, as rules of the state machine: enqueue, lease, heartbeat, complete, fail, release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from omnirelay.core import commands as cmd
+from tests.builders import lease_id
+from tests.property import strategies as draw
+from tests.property.comparing import assert_grant
+from tests.property.core_machine import PICKS, CoreDriver
+from tests.property.model import Record, Token, Who
+from tests.property.strategies import caller_of, new_item_of, token_of
+
+
+class WorkRules(CoreDriver):
+    # -- coming in -----------------------------------------------------------------------------
+
+    @rule(specs=st.lists(draw.MOSTLY_GOOD_SPECS, min_size=1, max_size=4), who=draw.WHO)
+    def enqueue(self, specs: list[Record], who: Who) -> None:
+        done = self.command(
+            cmd.EnqueueItems([new_item_of(spec) for spec in specs], caller_of(who)),
+            lambda: self.model.enqueue(specs, who, self.now),
+        )
+        if done is not None:
+            answer, (results, pending, leased) = done
+            assert [(each.sequence_id, each.duplicate) for each in answer.results] == results
+            assert (answer.pending_count, answer.active_lease_count) == (pending, leased)
+            self.acknowledged |= {sequence_id for sequence_id, _ in results}
+
+    # -- leasing -------------------------------------------------------------------------------
+
+    @rule(who=draw.WHO, count=st.integers(1, 4), duration=draw.DURATIONS, request=draw.REQUESTS)
+    def grant(self, who: Who, count: int, duration: int | None, request: str | None) -> None:
+        done = self.command(
+            cmd.GrantLeases(caller_of(who), count, duration, request),
+            lambda: self._expect_grant(who, count, duration, request),
+        )
+        if done is not None:
+            answer, expected = done
+            assert len(answer) == len(expected)
+            for granted, lease in zip(answer, expected, strict=True):
+                assert_grant(granted, lease, self.model, self.now)
+
+    def _expect_grant(
+        self, who: Who, count: int, duration: int | None, request: str | None
+    ) -> list[Record]:
+        """Which lease id and fence a new lease gets is not for the model to say: both count up here."""
+        fresh, leases = self.model.grant(who, count, duration, request, self.now)
+        if fresh:
+            for index, lease in enumerate(leases):
+                item, fence = lease["item"], self.state.sequence + 1 + index
+                token = (item["sequence_id"], item["attempt"], lease_id(len(self.tokens) + 1), fence)
+                self.model.name_lease(lease, token)
+                self.tokens.append((token, who))
+        return leases
+
+    def _token(self, pick: int, how: str) -> tuple[Token, Who] | None:
+        """A token to acknowledge with: of a live lease for most picks, of any lease ever for the others."""
+        live = [item["lease"]["token"] for item in self.model.having("leased")]
+        known = [entry for entry in self.tokens if entry[0] in live] if live and pick % 4 else self.tokens
+        return draw.mangle(*known[-1 - pick // 4 % len(known)], how) if known else None
+
+    @rule(pick=PICKS, how=draw.MANGLED, progress=draw.PROGRESS, late=draw.STEPS_MS)
+    def heartbeat(self, pick: int, how: str, progress: Record | None, late: int) -> None:
+        chosen = self._token(pick, how)
+        if chosen is None:
+            return
+        token, who = chosen
+        given = None if progress is None else cmd.Progress(**progress)
+        done = self.command(
+            cmd.ExtendLease(token_of(token), caller_of(who), given),
+            lambda: self.model.heartbeat(token, who, progress, self.now, self.now - late),
+            self.now - late,
+        )
+        if done is not None:
+            answer, (lease, may, must) = done
+            assert may if answer.extended else not must, (may, must, answer)
+            if answer.extended:
+                self.model.extend(lease, self.now)
+            assert answer.expires_at == lease["deadline"], "a heartbeat never fakes an extension"
+            assert answer.remaining_ms == lease["deadline"] - self.now
+            assert answer.heartbeat_after_ms == self.model.interval(lease["duration"])
+            assert answer.cancel_requested == lease["item"]["cancel"]
+
+    @rule(
+        pick=PICKS,
+        how=draw.MANGLED,
+        result=draw.RESULTS,
+        follow_ups=st.one_of(st.just([]), st.lists(draw.MOSTLY_GOOD_SPECS, max_size=3)),
+        late=draw.STEPS_MS,
+    )
+    def complete(
+        self,
+        pick: int,
+        how: str,
+        result: tuple[bytes, str | None] | None,
+        follow_ups: list[Record],
+        late: int,
+    ) -> None:
+        chosen = self._token(pick, how)
+        if chosen is None:
+            return
+        token, who = chosen
+        body, encoding = result or (None, None)
+        items = [new_item_of(spec) for spec in follow_ups]
+        done = self.command(
+            cmd.CompleteItem(token_of(token), caller_of(who), body, encoding, items or None),
+            lambda: self.model.complete(token, who, result, follow_ups, self.now, self.now - late),
+            self.now - late,
+        )
+        if done is not None:
+            assert done[0].follow_up_ids == done[1]
+            self.acknowledged |= set(done[1] or ())
+
+    @rule(
+        pick=PICKS,
+        how=draw.MANGLED,
+        mode=st.sampled_from(["retry", "retry", "release", "dead"]),
+        error=draw.ERRORS,
+        delay=draw.DELAYS,
+        late=draw.STEPS_MS,
+    )
+    def fail(
+        self,
+        pick: int,
+        how: str,
+        mode: Any,
+        error: tuple[str | None, str | None],
+        delay: int | None,
+        late: int,
+    ) -> None:
+        chosen = self._token(pick, how)
+        if chosen is None:
+            return
+        token, who = chosen
+        done = self.command(
+            cmd.FailItem(token_of(token), caller_of(who), mode, error[0], error[1], delay),
+            lambda: self.model.fail(token, who, mode, error, delay, self.now, self.now - late),
+            self.now - late,
+        )
+        self._check_end(done)
+
+    @rule(pick=PICKS, how=draw.MANGLED, delay=draw.DELAYS, late=draw.STEPS_MS)
+    def release(self, pick: int, how: str, delay: int | None, late: int) -> None:
+        chosen = self._token(pick, how)
+        if chosen is None:
+            return
+        token, who = chosen
+        done = self.command(
+            cmd.ReleaseItem(token_of(token), caller_of(who), delay),
+            lambda: self.model.release(token, who, delay, self.now, self.now - late),
+            self.now - late,
+        )
+        self._check_end(done)
+
+    def _check_end(self, done: tuple[Any, Any] | None) -> None:
+        if done is not None:
+            answer, (where, not_before) = done
+            assert answer.state == where
+            if isinstance(not_before, int | None):
+                assert answer.not_before == not_before
+            else:
+                assert not_before.low <= answer.not_before <= not_before.high

@@ -1,0 +1,186 @@
+"""What the state machines draw: small values near every limit, so that short runs meet the rules' edges."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from omnirelay.core.commands import DeadLetterSelection
+from omnirelay.core.options import QueueOptions
+from omnirelay.core.payload import Caller, NewItem, OwnershipToken, Payload
+from tests.property.model import SPEC, Record, Token, Who
+
+LONG = os.environ.get("OMNIRELAY_LONG") == "1"
+
+
+def profile(examples: int, steps: int = 50) -> settings:
+    """Settings of a property: short for `make test`, twenty times the work with OMNIRELAY_LONG=1."""
+    return settings(
+        max_examples=examples * 10 if LONG else examples,
+        stateful_step_count=steps * 2 if LONG else steps,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+OPTIONS = st.builds(
+    QueueOptions,
+    lease_duration_ms=st.sampled_from([900, 3_000]),
+    max_lease_duration_ms=st.just(10_000),
+    heartbeat_interval_ms=st.sampled_from([0, 500, 5_000]),
+    max_delivery_attempts=st.integers(1, 3),
+    max_undelivered=st.integers(0, 2),
+    requeue_delay_ms=st.sampled_from([0, 0, 100, 1_000]),
+    retry_delay_max_ms=st.sampled_from([0, 1_500]),
+    capacity=st.integers(2, 12),
+    capacity_bytes=st.sampled_from([30, 200, 10_000]),
+    reserve=st.sampled_from([0, 1, 3, 3, None]),
+    reserve_bytes=st.sampled_from([0, 25, None]),
+    body_limit=st.just(20),
+    dead_letter_max=st.integers(1, 4),
+    dead_letter_bytes_max=st.sampled_from([20, 1_000]),
+    result_max=st.integers(0, 4),
+    result_bytes_max=st.sampled_from([5, 1_000]),
+    result_retention_ms=st.sampled_from([0, 5_000, 60_000]),
+    ended_lease_max=st.sampled_from([0, 3, 100, 100]),
+    ended_lease_retention_ms=st.sampled_from([0, 2_000, 60_000]),
+    request_id_max=st.sampled_from([0, 1, 3, 50, 50]),
+    request_id_retention_ms=st.sampled_from([0, 1_000]),
+    request_id_retention_max_ms=st.sampled_from([1_000, 5_000, 60_000]),
+)
+
+STEPS_MS = st.sampled_from([0, 1, 50, 100, 299, 300, 301, 500, 899, 900, 1_000, 3_000, 5_000, 20_000, 60_000])
+
+WHO: st.SearchStrategy[Who] = st.sampled_from(
+    [(None, None), (None, "p1"), (None, "p2"), ("alice", "p1"), ("alice", None), ("bob", "p2")]
+)
+
+REQUESTS = st.sampled_from([None, None, None, "r1", "r2", "r3", "r4"])
+
+# The first of each is what shrinking goes to. Blank names and bodies beyond the limit are refused.
+SPECS: st.SearchStrategy[Record] = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["table", "stream", "view", " "]),
+        "id": st.sampled_from(["a", "b", "ünïcødé", "x y", "\t"]),
+        "partition": st.sampled_from([None, "p"]),
+        "encoding": st.sampled_from([None, "application/json", "application/octet-stream"]),
+        "body": st.sampled_from([b"", b"1", b"0123456789", b"\x00\xff", b"x" * 20, b"x" * 21]),
+        "attributes": st.sampled_from([None, {"tenant": "acme"}, {"k": "1", "é": "2"}]),
+        "request": REQUESTS,
+        "priority": st.sampled_from([5, 0, 9]),
+        "weight": st.sampled_from([1, 7]),
+        "delay": st.sampled_from([None, 0, 1, 400, 2_000, -1]),
+        "max_attempts": st.sampled_from([None, 1, 2]),
+    },
+).map(lambda given: {**SPEC, **given})
+GOOD_SPECS = SPECS.filter(
+    lambda spec: bool(
+        spec["type"].strip() and spec["id"].strip() and len(spec["body"]) <= 20 and (spec["delay"] or 0) >= 0
+    )
+)
+MOSTLY_GOOD_SPECS = st.one_of(GOOD_SPECS, GOOD_SPECS, GOOD_SPECS, GOOD_SPECS, SPECS)
+
+PROGRESS: st.SearchStrategy[Record | None] = st.sampled_from(
+    [None, None, {"fraction": 0.5}, {"message": "half", "data": [1, {"a": None}]}]
+)
+RESULTS = st.sampled_from([None, None, (b"r", None), (b"result", "application/json"), (b"x" * 21, None)])
+ERRORS = st.sampled_from([(None, None), ("boom", None), ("boom", "app.boom"), ("", "app.empty")])
+DELAYS = st.sampled_from([None, None, 0, 250, 3_000])
+DURATIONS = st.sampled_from([None, None, 1, 300, 7_000, 10_001])
+
+MANGLED = st.sampled_from(
+    ["", "", "", "", "", "", "upper", "fenceless", "fence", "attempt", "lease", "item", "stranger", "silent"]
+)
+
+
+def mangle(token: Token, who: Who, how: str) -> tuple[Token, Who]:
+    """A token and a caller as an acknowledgement may bring them: mostly right, sometimes not."""
+    sequence_id, attempt, lease_id, fence = token
+    assert fence is not None
+    changed: dict[str, tuple[Token, Who]] = {
+        "upper": ((sequence_id, attempt, lease_id.upper(), fence), who),
+        "fenceless": ((sequence_id, attempt, lease_id, None), who),
+        "fence": ((sequence_id, attempt, lease_id, fence + 1), who),
+        "attempt": ((sequence_id, attempt + 1, lease_id, fence), who),
+        "lease": ((sequence_id, attempt, "0" * 36, fence), who),
+        "item": ((sequence_id + 1, attempt, lease_id, fence), who),
+        "stranger": (token, ("mallory", "p9")),
+        "silent": (token, (None, None)),
+    }
+    return changed.get(how, (token, who))
+
+
+# -- from the model's words to core's ------------------------------------------------------------
+
+
+def payload_of(spec: Record) -> Payload:
+    return Payload(
+        resource_type=spec["type"],
+        resource_id=spec["id"],
+        partition_key=spec["partition"],
+        payload_encoding=spec["encoding"],
+        body=spec["body"],
+        attributes=None if spec["attributes"] is None else dict(spec["attributes"]),
+        request_id=spec["request"],
+    )
+
+
+def new_item_of(spec: Record) -> NewItem:
+    return NewItem(
+        payload=payload_of(spec),
+        priority=spec["priority"],
+        weight=spec["weight"],
+        delay_ms=spec["delay"],
+        not_before_ms=spec["not_before"],
+        max_attempts=spec["max_attempts"],
+    )
+
+
+def caller_of(who: Who) -> Caller:
+    return Caller(principal=who[0], peer_id=who[1])
+
+
+def token_of(token: Token) -> OwnershipToken:
+    return OwnershipToken(*token)
+
+
+def plain_token(token: OwnershipToken | None) -> Token | None:
+    return None if token is None else (token.sequence_id, token.attempt, token.lease_id, token.fence)
+
+
+def selection_of(selection: Record, after_stamp: int) -> DeadLetterSelection:
+    return DeadLetterSelection(
+        sequence_ids=selection.get("ids"),
+        resource_type=selection.get("type"),
+        error_code=selection.get("code"),
+        everything=bool(selection.get("all")),
+        items_max=selection["count"],
+        after=after_stamp,
+    )
+
+
+def plain_payload(payload: Payload) -> Record:
+    """A payload in the words of a spec, for comparing."""
+    return {
+        "type": payload.resource_type,
+        "id": payload.resource_id,
+        "partition": payload.partition_key,
+        "encoding": payload.payload_encoding,
+        "body": payload.body,
+        "attributes": payload.attributes,
+        "request": payload.request_id,
+    }
+
+
+def spec_payload(spec: Record) -> Record:
+    return {name: spec[name] for name in plain_payload(payload_of(spec))}
+
+
+def plain_options(options: QueueOptions) -> dict[str, Any]:
+    return msgspec.structs.asdict(options)
