@@ -38,7 +38,10 @@ PIPELINES = 4
 
 
 def items(count: int) -> list[NewItem]:
-    return [NewItem(payload=Payload(resource_type="table", resource_id=f"sales.orders-{i}", body=BODY)) for i in range(count)]
+    return [
+        NewItem(payload=Payload(resource_type="table", resource_id=f"sales.orders-{i}", body=BODY))
+        for i in range(count)
+    ]
 
 
 @asynccontextmanager
@@ -117,7 +120,8 @@ async def recovery(directory: Path, count: int) -> None:
             async with open_shard(directory) as shard:
                 started = time.perf_counter()
                 record = await shard.snapshot()
-                print(f"  snapshot made in {time.perf_counter() - started:.1f} s by its helper, {record.size / 1e6:.0f} MB")
+                seconds = time.perf_counter() - started
+                print(f"  snapshot made in {seconds:.1f} s by its helper, {record.size / 1e6:.0f} MB")
         gc.collect()
         load = Load.now()
         started = time.perf_counter()

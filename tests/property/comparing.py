@@ -22,7 +22,7 @@ def plain_error(error: ErrorInfo | None) -> tuple[str, str | None] | None:
 
 
 def plain_progress(progress: bytes | msgspec.Raw | None) -> Any:
-    return None if progress is None else msgspec.json.decode(bytes(progress))
+    return msgspec.json.decode(bytes(progress)) if progress is not None and bytes(progress) else None
 
 
 def core_item(item: Item) -> Record:

@@ -54,13 +54,10 @@ Ids = Callable[[], str]
 """Gives a new lease id each time: a lower-case UUID."""
 
 
-def apply(
-    state: State, command: cmd.Command, now_ms: int, arrived_ms: int, ids: Ids, out: list[ev.Event]
-) -> Any:
-    kind = type(command)
-    if kind is cmd.GrantLeases:
+def apply(state: State, command: cmd.Command, now_ms: int, arrived_ms: int, ids: Ids, out: list[ev.Event]) -> Any:
+    if type(command) is cmd.GrantLeases:
         return apply_grants(state, command, now_ms, ids, out)
-    if kind is cmd.CompleteItem:
+    if type(command) is cmd.CompleteItem:
         # The most frequent command of all goes without a look-up of what decides it.
         events, answer = decide_complete(state, command, now_ms, arrived_ms)
     else:
@@ -101,9 +98,7 @@ def apply_grants(
     return granted
 
 
-def decide(
-    state: State, command: cmd.Command, now_ms: int, arrived_ms: int
-) -> tuple[list[ev.Event], Any]:
+def decide(state: State, command: cmd.Command, now_ms: int, arrived_ms: int) -> tuple[list[ev.Event], Any]:
     kind = type(command)
     acknowledging = _ACKNOWLEDGING.get(kind)
     if acknowledging is not None:

@@ -25,7 +25,13 @@ NO_PROGRESS: Final = msgspec.Raw(b"")
 
 
 class _Event(
-    msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True, tag_field="eventType", tag=True, gc=False
+    msgspec.Struct,
+    rename="camel",
+    omit_defaults=True,
+    kw_only=True,
+    tag_field="eventType",
+    tag=True,
+    gc=False,
 ):
     sequence_number: int
     timestamp: int

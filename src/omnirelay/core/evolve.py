@@ -140,9 +140,7 @@ def evolve_granted(state: State, event: ev.LeaseGranted) -> None:
     item = state.items[token.sequence_id]
     item.state = LEASED
     item.stamp = event.sequence_number
-    item.lease = Lease(
-        token, event.peer_id, event.principal, granted_at, deadline, deadline - granted_at, request_key
-    )
+    item.lease = Lease(token, event.peer_id, event.principal, granted_at, deadline, deadline - granted_at, request_key)
     state.ready.left()
     state.leased.push(deadline, item)
     if request_key is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -35,10 +35,8 @@ DELAY_MAX_MS = 10 * 365 * 24 * 3_600_000
 _wire_form = msgspec.msgpack.Encoder().encode
 
 
-def refuse(field: str, why: str, *, code: str | None = None, **details: str | int) -> NoReturn:
-    raise InvalidArgument(
-        f"{field} {why}", code=code or f"resourcelease.{field}.invalid", field=field, **details
-    )
+def refuse(field: str, why: str, *, code: str | None = None, **details: Any) -> NoReturn:
+    raise InvalidArgument(f"{field} {why}", code=code or f"resourcelease.{field}.invalid", field=field, **details)
 
 
 def is_clean(text: object, length_max: int = NAME_MAX) -> bool:
@@ -46,8 +44,8 @@ def is_clean(text: object, length_max: int = NAME_MAX) -> bool:
     if type(text) is not str or len(text) > length_max:
         return False
     if text.isascii():
-        return text.isprintable() or not any(c < " " and c not in "\t\n\r" or c == "\x7f" for c in text)
-    return not any(c < " " and c not in "\t\n\r" or "\ud800" <= c <= "\udfff" for c in text)
+        return text.isprintable() or not any((c < " " and c not in "\t\n\r") or c == "\x7f" for c in text)
+    return not any((c < " " and c not in "\t\n\r") or "\ud800" <= c <= "\udfff" for c in text)
 
 
 def check_text(field: str, text: str | None, length_max: int = NAME_MAX) -> None:
@@ -223,9 +221,7 @@ def check_token(token: OwnershipToken) -> OwnershipToken:
     if type(token) is not OwnershipToken:
         refuse("ownershipToken", "is required")
     if type(token.sequence_id) is not int or type(token.attempt) is not int or type(token.lease_id) is not str:
-        raise FailedPrecondition(
-            "the token is not one this shard issued", code="error.resourcelease.unknown_token"
-        )
+        raise FailedPrecondition("the token is not one this shard issued", code="error.resourcelease.unknown_token")
     if token.lease_id.islower():
         return token
     return OwnershipToken(token.sequence_id, token.attempt, token.lease_id.lower(), token.fence)

@@ -74,7 +74,9 @@ class QueueOptions(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
             _refuse("max_lease_duration_ms", self.max_lease_duration_ms, "at least lease_duration_ms")
         if self.request_id_retention_max_ms < self.request_id_retention_ms:
             _refuse(
-                "request_id_retention_max_ms", self.request_id_retention_max_ms, "at least request_id_retention_ms"
+                "request_id_retention_max_ms",
+                self.request_id_retention_max_ms,
+                "at least request_id_retention_ms",
             )
 
     @property

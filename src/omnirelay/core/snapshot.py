@@ -15,14 +15,11 @@ import msgspec
 
 from omnirelay.core.items import (
     CANCELLED,
-    COMPLETE,
     COMPLETED,
     DEAD,
     DELAYED,
-    FAIL,
     LEASED,
     READY,
-    RELEASE,
     Item,
     Lease,
     Trail,
@@ -168,9 +165,7 @@ def _dump_chunks(state: State) -> Iterator[bytes]:
     for slice_ in _sliced(keys):
         rows = [(key, requests[key]) for key in slice_]
         yield _encode(
-            _RequestChunk(
-                [_RequestRow(key, row.sequence_id, row.payload_digest, row.ended_at) for key, row in rows]
-            )
+            _RequestChunk([_RequestRow(key, row.sequence_id, row.payload_digest, row.ended_at) for key, row in rows])
         )
 
 
@@ -227,14 +222,13 @@ def _lease_record(lease: Lease) -> _LeaseRecord:
 
 
 def _ended_record(lease: Lease) -> _EndedRecord:
-    answered = lease.verb in (FAIL, RELEASE)
     return _EndedRecord(
         _lease_record(lease),
         lease.verb,
         lease.ended_at,
-        lease.answer_state if answered else 0,
-        lease.answer_not_before if answered else None,
-        lease.follow_up_ids if lease.verb == COMPLETE else None,
+        lease.answer_state,
+        lease.answer_not_before,
+        lease.follow_up_ids,
     )
 
 
@@ -306,11 +300,9 @@ def _load_ended(state: State, records: list[_EndedRecord]) -> None:
         lease = _lease(record.lease)
         lease.verb = record.verb
         lease.ended_at = record.ended_at
-        if record.verb in (FAIL, RELEASE):
-            lease.answer_state = record.answer_state
-            lease.answer_not_before = record.answer_not_before
-        elif record.verb == COMPLETE:
-            lease.follow_up_ids = record.follow_up_ids
+        lease.answer_state = record.answer_state
+        lease.answer_not_before = record.answer_not_before
+        lease.follow_up_ids = record.follow_up_ids
         state.ended_order.append(lease)
         state.ended[lease.token.lease_id] = lease
 

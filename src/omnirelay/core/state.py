@@ -142,9 +142,7 @@ class State:
             (delay is not None and delay <= now_ms)
             or bool(self.finished and self.finished[0].ended_at + options.result_retention_ms <= now_ms)
             or bool(self.ended_order and self.ended_order[0].ended_at + options.ended_lease_retention_ms <= now_ms)
-            or bool(
-                self.requests_ended and self.requests_ended[0][0] + options.request_id_retention_max_ms <= now_ms
-            )
+            or bool(self.requests_ended and self.requests_ended[0][0] + options.request_id_retention_max_ms <= now_ms)
         )
 
     def caps_exceeded(self) -> bool:

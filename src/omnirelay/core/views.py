@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omnirelay.core.answers import ItemView, Page, Stats
 from omnirelay.core.intake import check_number, refuse, request_key
-from omnirelay.core.items import COMPLETED, DEAD, DELAYED, LEASED, READY, STATE_NAMES, Item
+from omnirelay.core.items import COMPLETED, DEAD, DELAYED, LEASED, READY, STATE_NAMES, Item, Trail
 from omnirelay.core.payload import Caller
 from omnirelay.core.rules.handling import SCAN_MAX, find_item, matches
 from omnirelay.core.state import State
@@ -13,10 +13,12 @@ from omnirelay.errors import NotFound
 PAGE_MAX = 1_000
 
 
+_NO_TRAIL = Trail()
+
+
 def view(item: Item) -> ItemView:
     lease = item.lease
-    trail = item.trail
-    ended = item.state >= COMPLETED
+    trail = item.trail or _NO_TRAIL
     return ItemView(
         sequence_id=item.sequence_id,
         state=STATE_NAMES[item.state],
@@ -27,20 +29,20 @@ def view(item: Item) -> ItemView:
         enqueued_at=item.enqueued_at,
         not_before=item.not_before,
         max_attempts=item.max_attempts,
-        last_error=trail and trail.last_error,
-        ownership_token=lease and lease.token,
-        owner_peer_id=lease and lease.owner,
-        principal=lease and lease.principal,
-        granted_at=lease and lease.granted_at,
-        last_heartbeat_at=(lease and lease.heartbeat_at) or None,
-        expires_at=lease and lease.deadline,
-        progress=trail and trail.progress,
-        cancel_requested=trail is not None and trail.cancel_requested,
-        cancel_reason=trail and trail.cancel_reason,
-        result=trail and trail.result,
-        result_encoding=trail and trail.result_encoding,
-        parent_sequence_id=trail and trail.parent,
-        ended_at=item.ended_at if ended else None,
+        last_error=trail.last_error,
+        ownership_token=None if lease is None else lease.token,
+        owner_peer_id=None if lease is None else lease.owner,
+        principal=None if lease is None else lease.principal,
+        granted_at=None if lease is None else lease.granted_at,
+        last_heartbeat_at=None if lease is None else lease.heartbeat_at or None,
+        expires_at=None if lease is None else lease.deadline,
+        progress=trail.progress,
+        cancel_requested=trail.cancel_requested,
+        cancel_reason=trail.cancel_reason,
+        result=trail.result,
+        result_encoding=trail.result_encoding,
+        parent_sequence_id=trail.parent,
+        ended_at=item.ended_at if item.state >= COMPLETED else None,
     )
 
 
@@ -88,7 +90,12 @@ def dead_letters(
 
 
 def peek(
-    state: State, *, state_name: str = "ready", resource_type: str | None = None, after: int = 0, items_max: int = 100
+    state: State,
+    *,
+    state_name: str = "ready",
+    resource_type: str | None = None,
+    after: int = 0,
+    items_max: int = 100,
 ) -> Page:
     """A page of items in one state, in the order the shard itself would take them.
 

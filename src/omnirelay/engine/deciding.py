@@ -111,9 +111,7 @@ class Decider:
             return  # The caller left before its command was looked at: as if it had never come.
         try:
             if type(request) is CommandRequest:
-                answer: Any = apply(
-                    self.state, request.command, now_ms, request.arrived_ms, self._ids, batch.events
-                )
+                answer: Any = apply(self.state, request.command, now_ms, request.arrived_ms, self._ids, batch.events)
                 batch.commands.append(len(batch.events))
             elif type(request) is LeaseRequest:
                 self._lease(batch, request, now_ms)

@@ -27,6 +27,4 @@ class LeaseIds:
         digits = os.urandom(16 + 5 * _BATCH).hex()
         prefix = f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-8{digits[15:18]}-"
         starts = range(32, len(digits), 10)
-        self._ready = [
-            prefix + digits[start : start + 9] + tail for start, tail in zip(starts, _TAILS, strict=True)
-        ]
+        self._ready = [prefix + digits[start : start + 9] + tail for start, tail in zip(starts, _TAILS, strict=True)]

@@ -50,9 +50,7 @@ class AcknowledgeRequest(Request):
 class ReadRequest(Request):
     __slots__ = ("read",)
 
-    def __init__(
-        self, read: Callable[[State, int], Any], future: asyncio.Future[Any], arrived_ms: int
-    ) -> None:
+    def __init__(self, read: Callable[[State, int], Any], future: asyncio.Future[Any], arrived_ms: int) -> None:
         super().__init__(future, arrived_ms)
         self.read = read
 

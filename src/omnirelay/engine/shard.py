@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ from omnirelay.core.state import State
 from omnirelay.engine.clock import Clock, ShardTime, SystemClock
 from omnirelay.engine.ids import LeaseIds
 from omnirelay.engine.recovery import Progress, rebuild, snapshot_directory
-from omnirelay.engine.requests import AcknowledgeRequest, CommandRequest, LeaseRequest
+from omnirelay.engine.requests import AcknowledgeRequest, LeaseRequest
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.snapshotter import make_snapshot_in_helper
 from omnirelay.engine.writer import Writer
@@ -64,9 +64,7 @@ A = TypeVar("A")
 class Shard:
     """Use `open`. One object is for one event loop; any number of tasks may call it."""
 
-    def __init__(
-        self, log: EventLog, writer: Writer, epoch: int, settings: EngineSettings, clock: Clock
-    ) -> None:
+    def __init__(self, log: EventLog, writer: Writer, epoch: int, settings: EngineSettings, clock: Clock) -> None:
         self.log = log
         self.epoch = epoch
         self._writer = writer
@@ -194,9 +192,7 @@ class Shard:
 
     # -- the lease cycle -----------------------------------------------------------------------
 
-    async def enqueue(
-        self, items: NewItem | Sequence[NewItem], *, caller: Caller = ANONYMOUS
-    ) -> EnqueueAnswer:
+    async def enqueue(self, items: NewItem | Sequence[NewItem], *, caller: Caller = ANONYMOUS) -> EnqueueAnswer:
         """Take items in, all or nothing. A repeated request id is answered with the first item's id."""
         batch = [items] if isinstance(items, NewItem) else list(items)
         answer: EnqueueAnswer = await self._writer.command(cmd.EnqueueItems(batch, caller), len(batch))
@@ -251,9 +247,7 @@ class Shard:
     ) -> CompleteAnswer:
         """End the item well. Follow-ups come in with it, in one frame."""
         return await self._acknowledge_one(
-            cmd.CompleteItem(
-                token, caller, result, result_encoding, None if follow_ups is None else list(follow_ups)
-            ),
+            cmd.CompleteItem(token, caller, result, result_encoding, None if follow_ups is None else list(follow_ups)),
             CompleteAnswer,
         )
 
@@ -291,7 +285,8 @@ class Shard:
             refuse("acks", f"must be at most {BATCH_ITEMS_MAX} in one call, got {len(acknowledgements)}")
         if not acknowledgements:
             return []
-        return await self._submit_acknowledgements(acknowledgements, single=False)
+        outcomes: list[Any] = await self._submit_acknowledgements(acknowledgements, single=False)
+        return outcomes
 
     async def _acknowledge_one(self, command: Any, kind: type[A]) -> A:
         outcome = await self._submit_acknowledgements((command,), single=True)
@@ -316,9 +311,7 @@ class Shard:
     ) -> ItemView:
         """The item by its id or the request id it came with; with `wait_ms` the answer waits for its end."""
         check_number("waitMs", wait_ms, 0, WAIT_MAX_MS)
-        view = await self._read(
-            lambda state, now_ms: views.view(views.locate(state, sequence_id, request_id, caller))
-        )
+        view = await self._read(lambda state, now_ms: views.view(views.locate(state, sequence_id, request_id, caller)))
         if wait_ms <= 0 or view.state in ("completed", "dead", "cancelled"):
             return view
         return await self._get_when_ended(view.sequence_id, wait_ms)
@@ -478,12 +471,13 @@ class Shard:
         """The state right after an event of the past, from the nearest snapshot and the log."""
         return (await rebuild(self.log, sequence)).state
 
-    async def _read(self, read: Any) -> Any:
+    async def _read(self, read: Callable[[State, int], A]) -> A:
         """Read the state: at once when all of it is durable, else when it is."""
         self._writer.check_open()
         if self._writer.idle:
             return read(self._writer.state, self._writer.now_ms())
-        return await self._writer.read(read)
+        answer: A = await self._writer.read(read)
+        return answer
 
     # -- running it ----------------------------------------------------------------------------
 

@@ -78,9 +78,7 @@ class ItemWaiters:
             if item is not None and item.state < COMPLETED:
                 continue
             outcome: Any = (
-                NotFound(f"item {sequence_id} left the shard", sequenceId=sequence_id)
-                if item is None
-                else view(item)
+                NotFound(f"item {sequence_id} left the shard", sequenceId=sequence_id) if item is None else view(item)
             )
             for future in self._waiting.pop(sequence_id):
                 batch.answer(future, outcome)

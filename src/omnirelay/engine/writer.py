@@ -108,13 +108,11 @@ class Writer:
         if self.failure is not None:
             raise self.failure
         if self.stalled is not None:
-            raise LogUnavailable(
-                f"the log cannot be written now: {self.stalled.message}", retry_after_ms=1_000, **self.stalled.details
-            )
+            error = LogUnavailable(f"the log cannot be written now: {self.stalled.message}", retry_after_ms=1_000)
+            error.details.update(self.stalled.details)
+            raise error
         if self._closing:
-            raise Unavailable(
-                "the shard is closing", code="error.resourcelease.draining", retry_after_ms=1_000
-            )
+            raise Unavailable("the shard is closing", code="error.resourcelease.draining", retry_after_ms=1_000)
 
     def command(self, command: Command, events_expected: int = 1) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -53,9 +53,7 @@ def follow(link: Link, frame: Frame, *, shard: str, log_id: str) -> Link:
     check_header(frame, shard=shard, log_id=log_id)
     chain = chain_of(link.chain, frame.data)
     if chain != frame.chain:
-        raise damaged_frame(
-            frame, shard, frame.first, "does not continue the chain: its bytes or its link changed"
-        )
+        raise damaged_frame(frame, shard, frame.first, "does not continue the chain: its bytes or its link changed")
     return Link(frame.last, chain, frame.generation)
 
 
@@ -83,9 +81,7 @@ def check_frame(frame: Frame, expected: Position) -> None:
         )
 
 
-def check_generation(
-    frame: Frame, expected: Position, generation: int, unproven: str | None, highest: int
-) -> None:
+def check_generation(frame: Frame, expected: Position, generation: int, unproven: str | None, highest: int) -> None:
     """Refuse a jump without a new generation, and anything but a new generation on an unproven history.
 
     `generation` is the head's. Raises InvalidArgument; nothing was written.
@@ -93,8 +89,7 @@ def check_generation(
     if frame.generation > generation:
         if unproven is not None and frame.first <= highest:
             raise InvalidArgument(
-                f"a new generation must begin above the highest sequence known, {highest},"
-                f" not at {frame.first}",
+                f"a new generation must begin above the highest sequence known, {highest}, not at {frame.first}",
                 field="first",
                 found=frame.first,
                 expected=highest + 1,
@@ -102,8 +97,7 @@ def check_generation(
         return
     if unproven is not None:
         raise InvalidArgument(
-            f"the history is not proven complete ({unproven}):"
-            f" the next frame must start generation {generation + 1}",
+            f"the history is not proven complete ({unproven}): the next frame must start generation {generation + 1}",
             field="generation",
             found=frame.generation,
             expected=generation + 1,
@@ -130,9 +124,7 @@ def fenced(shard: str, frame_epoch: int, expected: Position, head: Head) -> LogF
     if head.epoch != frame_epoch:
         message = f"another writer took {shard!r} over with epoch {head.epoch}; this one has {frame_epoch}"
     else:
-        message = (
-            f"the log of {shard!r} ends at {head.position.sequence}, this writer expected {expected.sequence}"
-        )
+        message = f"the log of {shard!r} ends at {head.position.sequence}, this writer expected {expected.sequence}"
     return LogFenced(
         message + "; drop the state and follow",
         shard=shard,

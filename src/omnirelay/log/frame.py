@@ -73,9 +73,7 @@ def chain_of(previous: bytes, data: bytes) -> bytes:
     return digest.digest()
 
 
-def encode_frame(
-    shard: str, log_id: str, generation: int, epoch: int, time_ms: int, events: Sequence[Event]
-) -> Frame:
+def encode_frame(shard: str, log_id: str, generation: int, epoch: int, time_ms: int, events: Sequence[Event]) -> Frame:
     """One frame of these events, in order. Raises InvalidArgument when there is none."""
     if not events:
         raise InvalidArgument("a frame needs at least one event", field="events")
@@ -142,9 +140,7 @@ def decode_frame(frame: Frame, *, shard: str, log_id: str) -> list[Event]:
     _check_schema(frame, record.schema, shard)
     events = record.events
     if len(events) != frame.count:
-        raise damaged_frame(
-            frame, shard, frame.first, f"holds {len(events)} events, its count says {frame.count}"
-        )
+        raise damaged_frame(frame, shard, frame.first, f"holds {len(events)} events, its count says {frame.count}")
     expected = frame.first
     for event in events:
         sequence = event.sequence_number
@@ -213,8 +209,7 @@ def _explain(frame: Frame, shard: str, log_id: str, error: Exception) -> DataLos
 def damaged_frame(frame: Frame, shard: str, sequence: int, what: str) -> LogDamaged:
     """The refusal of a stored frame, with its place. `what` goes on after "frame 1..9 of 'shard'"."""
     return LogDamaged(
-        f"frame {frame.first}..{frame.last} of {shard!r} {what};"
-        " restore a backup, or accept the loss from here on",
+        f"frame {frame.first}..{frame.last} of {shard!r} {what}; restore a backup, or accept the loss from here on",
         shard=shard,
         sequence=sequence,
         first=frame.first,

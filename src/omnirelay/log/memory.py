@@ -135,9 +135,7 @@ class MemoryLog:
     async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
         self._check_open()
         if self._given_up is not None:
-            raise LogOutcomeUnknown(
-                self._given_up + "; reopen the log", shard=self.shard, sequence=frame.first
-            )
+            raise LogOutcomeUnknown(self._given_up + "; reopen the log", shard=self.shard, sequence=frame.first)
         check_frame(frame, expected)
         started = time.perf_counter_ns()
         with self.storage.lock:
@@ -172,9 +170,7 @@ class MemoryLog:
             self._write(frame, chain)
         if fault is not None:
             self._given_up = "a flush failed and nobody knows what was kept"
-            raise LogOutcomeUnknown(
-                self._given_up + "; reopen the log", shard=self.shard, sequence=frame.first
-            )
+            raise LogOutcomeUnknown(self._given_up + "; reopen the log", shard=self.shard, sequence=frame.first)
         return True
 
     def _write(self, frame: Frame, chain: bytes) -> None:
@@ -258,9 +254,7 @@ class MemoryLog:
                 progress(frames, total)
         for record in storage.snapshots:
             check_snapshot(record, self._position_at(record.sequence))
-        return VerifyReport(
-            anchor, last, frames, events, size, storage.head.generation, len(storage.snapshots), None
-        )
+        return VerifyReport(anchor, last, frames, events, size, storage.head.generation, len(storage.snapshots), None)
 
     async def backup(self, destination: Path) -> None:
         """Write the storage to one file, for `from_backup`."""

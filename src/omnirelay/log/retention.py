@@ -30,11 +30,7 @@ def check_trim(below: int, snapshots: Sequence[SnapshotRecord]) -> None:
     if below > horizon:
         raise InvalidArgument(
             f"cannot trim below {below}: "
-            + (
-                f"the second-newest snapshot stands at {horizon}"
-                if horizon
-                else "there are not two snapshots yet"
-            ),
+            + (f"the second-newest snapshot stands at {horizon}" if horizon else "there are not two snapshots yet"),
             field="below",
             found=below,
             expected=horizon,
@@ -49,8 +45,7 @@ def fence_at(sequence: int, snapshots: Sequence[SnapshotRecord], known: int) -> 
 
 def trimmed(shard: str, sequence: int, anchor: Anchor) -> LogTrimmed:
     return LogTrimmed(
-        f"event {sequence} of {shard!r} was trimmed: the log begins after {anchor.sequence};"
-        " start from a snapshot",
+        f"event {sequence} of {shard!r} was trimmed: the log begins after {anchor.sequence}; start from a snapshot",
         shard=shard,
         sequence=sequence,
         anchor=anchor.sequence,

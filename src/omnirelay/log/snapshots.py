@@ -143,6 +143,4 @@ def _read_manifest(root: Path) -> Manifest:
 
 
 def _damaged(path: Path, what: str) -> LogDamaged:
-    return LogDamaged(
-        f"snapshot file {path} {what}; start from an older snapshot or from the log", file=str(path)
-    )
+    return LogDamaged(f"snapshot file {path} {what}; start from an older snapshot or from the log", file=str(path))

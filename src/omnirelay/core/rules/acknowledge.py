@@ -154,17 +154,13 @@ def decide_complete(
         return [], CompleteAnswer(lease.follow_up_ids)
     sequence = state.sequence + 1
     if command.result is None and command.follow_ups is None and command.result_encoding is None:
-        return [
-            ev.Completed(sequence_number=sequence, timestamp=now_ms, ownership=lease.token)
-        ], _PLAIN_COMPLETE
+        return [ev.Completed(sequence_number=sequence, timestamp=now_ms, ownership=lease.token)], _PLAIN_COMPLETE
     _check_result(command, state.options)
     events: list[ev.Event] = []
     follow_up_ids: list[int] | None = None
     if command.follow_ups:
         size = check_batch(command.follow_ups, state.options.body_limit)
-        results = plan_items(
-            state, command.follow_ups, now_ms, command.caller, item.sequence_id, sequence, events
-        )
+        results = plan_items(state, command.follow_ups, now_ms, command.caller, item.sequence_id, sequence, events)
         _check_reserve(state, len(events) - 1, size - item.size)
         follow_up_ids = [result.sequence_id for result in results]
     completed = ev.Completed(
@@ -207,9 +203,7 @@ def _check_reserve(state: State, items: int, size: int) -> None:
         )
 
 
-def decide_fail(
-    state: State, command: FailItem, now_ms: int, arrived_ms: int
-) -> tuple[list[ev.Event], FailAnswer]:
+def decide_fail(state: State, command: FailItem, now_ms: int, arrived_ms: int) -> tuple[list[ev.Event], FailAnswer]:
     item, lease = find_lease(state, command.token, command.caller, arrived_ms, FAIL)
     if item is None:
         return [], FailAnswer(STATE_NAMES[lease.answer_state], lease.answer_not_before)
@@ -278,9 +272,7 @@ def decide_return(state: State, command: ReturnUndelivered, now_ms: int) -> tupl
         if item is None or lease is None or lease.token != token:
             continue
         sequence += 1
-        events.append(
-            ev.Released(sequence_number=sequence, timestamp=now_ms, ownership=lease.token, undelivered=True)
-        )
+        events.append(ev.Released(sequence_number=sequence, timestamp=now_ms, ownership=lease.token, undelivered=True))
         trail = item.trail
         if trail is not None and trail.cancel_requested:
             sequence += 1
@@ -360,9 +352,7 @@ def _cancelled(state: State, item: Item, now_ms: int, sequence: int | None = Non
     )
 
 
-def _dead(
-    state: State, item: Item, error: ErrorInfo, now_ms: int, sequence: int | None = None
-) -> ev.DeadLettered:
+def _dead(state: State, item: Item, error: ErrorInfo, now_ms: int, sequence: int | None = None) -> ev.DeadLettered:
     return ev.DeadLettered(
         sequence_number=state.sequence + 2 if sequence is None else sequence,
         timestamp=now_ms,

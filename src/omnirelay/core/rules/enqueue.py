@@ -14,9 +14,7 @@ RETRY_AFTER_MS = 1_000
 """Advice when there is no room: long enough not to hammer, short enough not to idle."""
 
 
-def decide_enqueue(
-    state: State, command: EnqueueItems, now_ms: int
-) -> tuple[list[ev.Event], EnqueueAnswer]:
+def decide_enqueue(state: State, command: EnqueueItems, now_ms: int) -> tuple[list[ev.Event], EnqueueAnswer]:
     items = command.items
     options = state.options
     size = check_batch(items, options.body_limit)
@@ -101,9 +99,7 @@ def plan_items(
     return results
 
 
-def _known_request(
-    state: State, seen: dict[bytes, tuple[int, bytes]], key: bytes
-) -> tuple[int, bytes] | None:
+def _known_request(state: State, seen: dict[bytes, tuple[int, bytes]], key: bytes) -> tuple[int, bytes] | None:
     record = state.requests.get(key)
     if record is not None:
         return record.sequence_id, record.payload_digest

@@ -204,9 +204,7 @@ def decide_restore(state: State, command: RestoreItems, now_ms: int) -> tuple[li
     return events, RestoreAnswer(len(taken), duplicates)
 
 
-def _checked_pending_item(
-    state: State, given: RestoredItem, principal: str | None, now_ms: int
-) -> RestoredItem:
+def _checked_pending_item(state: State, given: RestoredItem, principal: str | None, now_ms: int) -> RestoredItem:
     if not isinstance(given, RestoredItem):
         refuse("items", "must not have empty elements", code="resourcelease.restore.pending_item_required")
     check_payload(given.payload, BODY_LIMIT_MAX)

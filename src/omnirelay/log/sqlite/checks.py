@@ -66,8 +66,7 @@ def check_identity(connection: apsw.Connection, paths: LogPaths, shard: str) -> 
     log_id = meta.get("log_id")
     if log_id is None or meta.get("shard") != shard:
         raise LogDamaged(
-            f"{paths.database} holds the log of shard {meta.get('shard')!r}, not of {shard!r};"
-            " put the right file back",
+            f"{paths.database} holds the log of shard {meta.get('shard')!r}, not of {shard!r}; put the right file back",
             shard=shard,
             file=str(paths.database),
             expected=shard,
@@ -89,9 +88,7 @@ def check_end(connection: apsw.Connection, paths: LogPaths, shard: str, log_id: 
     if head.last > link.sequence:
         raise missing_frame(shard, link.sequence + 1, head.last)
     if head.last < link.sequence:
-        raise _damaged(
-            paths, shard, head.last + 1, f"has a frame up to {link.sequence}, its head ends at {head.last}"
-        )
+        raise _damaged(paths, shard, head.last + 1, f"has a frame up to {link.sequence}, its head ends at {head.last}")
     time_ms = anchor.time_ms if frame is None else frame.time_ms
     if (head.chain, head.generation, head.time_ms) != (link.chain, link.generation, time_ms):
         raise _damaged(paths, shard, head.last, "has a head row that differs from its last frame")

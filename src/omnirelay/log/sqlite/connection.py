@@ -69,6 +69,19 @@ def connect(path: Path, *, vfs: str | None = None) -> apsw.Connection:
     return connection
 
 
+def connect_to_examine(path: Path, *, vfs: str | None = None) -> apsw.Connection:
+    """A connection that leaves the files as they are when it is closed without having written.
+
+    A WAL with something in it stays: copying it into the database is a change, and after a failed flush a
+    dangerous one. An empty one SQLite creates with the connection and removes with it.
+    """
+    wal = path.with_name(path.name + "-wal")
+    has_wal = wal.exists() and wal.stat().st_size > 0
+    connection = connect(path, vfs=vfs)
+    keep_wal_on_close(connection, has_wal)
+    return connection
+
+
 def connect_reader(path: Path, *, vfs: str | None = None) -> apsw.Connection:
     """A connection that never writes, checkpoints or blocks the writer."""
     connection = apsw.Connection(
@@ -85,9 +98,7 @@ def prepare_writer(connection: apsw.Connection, synchronous: Synchronous, journa
     """
     mode = connection.execute("PRAGMA journal_mode = WAL").get
     if mode != "wal":
-        raise LogUnavailable(
-            f"SQLite cannot use its write-ahead log here (it says {mode!r}): no shared memory?"
-        )
+        raise LogUnavailable(f"SQLite cannot use its write-ahead log here (it says {mode!r}): no shared memory?")
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     connection.execute(f"PRAGMA journal_size_limit = {journal_bytes_max}")
@@ -121,8 +132,7 @@ def check_version(connection: apsw.Connection, path: Path) -> int:
     version = _pragma(connection, "user_version")
     if version > SCHEMA_VERSION:
         raise LogSchemaTooNew(
-            f"{path} has schema version {version}, this version of omnirelay knows {SCHEMA_VERSION};"
-            " upgrade omnirelay",
+            f"{path} has schema version {version}, this version of omnirelay knows {SCHEMA_VERSION}; upgrade omnirelay",
             file=str(path),
             found=version,
             expected=SCHEMA_VERSION,

@@ -128,9 +128,7 @@ class SqliteLog:
             make_directories(paths.directory)
             held = WriterLock(paths.lock) if lock else None
             try:
-                writer, log_id = open_writer(
-                    paths, shard, accept_loss=accept_loss, vfs=vfs, synchronous=synchronous
-                )
+                writer, log_id = open_writer(paths, shard, accept_loss=accept_loss, vfs=vfs, synchronous=synchronous)
             except BaseException:
                 if held is not None:
                     held.release()
@@ -146,9 +144,7 @@ class SqliteLog:
     @classmethod
     def _open_read_only(cls, paths: LogPaths, shard: str, vfs: str | None) -> SqliteLog:
         if not paths.database.exists():
-            raise LogUnavailable(
-                f"there is no log at {paths.database}", shard=shard, file=str(paths.database)
-            )
+            raise LogUnavailable(f"there is no log at {paths.database}", shard=shard, file=str(paths.database))
         with translated(paths.database, shard):
             connection = connect_reader(paths.database, vfs=vfs)
             try:
@@ -342,9 +338,7 @@ class SqliteLog:
             raise LogUnavailable(f"this log of {self.shard!r} is closed", shard=self.shard)
 
     def _frame_reader(self, from_sequence: int, to_sequence: int | None) -> FrameReader:
-        return FrameReader(
-            self._paths.database, self.shard, self.log_id, from_sequence, to_sequence, self._vfs
-        )
+        return FrameReader(self._paths.database, self.shard, self.log_id, from_sequence, to_sequence, self._vfs)
 
     def _let_go(self, reader: FrameReader) -> None:
         """Close a reader without waiting for the batch it may still be reading."""

@@ -9,8 +9,8 @@ from omnirelay.log.sqlite.building import create_log, discard_unfinished, empty_
 from omnirelay.log.sqlite.checks import examine, regressed
 from omnirelay.log.sqlite.connection import (
     Synchronous,
-    connect,
     connect_reader,
+    connect_to_examine,
     keep_wal_on_close,
     migrate,
     prepare_writer,
@@ -37,10 +37,7 @@ def open_writer(
     if not paths.database.exists():
         _create(paths, shard, accept_loss, vfs)
     else:
-        if (
-            accept_loss
-            and recover_accepting_loss(paths, shard, _witness(paths, accept_loss), vfs) is not None
-        ):
+        if accept_loss and recover_accepting_loss(paths, shard, _witness(paths, accept_loss), vfs) is not None:
             _renew_witness(paths, shard, vfs)
         if paths.suspect.exists():
             recover_suspect(paths, shard, _witness(paths, accept_loss), vfs)
@@ -50,17 +47,14 @@ def open_writer(
 
 def write_witness_of(paths: LogPaths, shard: str, log_id: str, head: HeadRow) -> None:
     """Have the witness say what the head says."""
-    write_witness(
-        paths.witness, Witness(shard, log_id, head.generation, head.last, head.chain.hex(), head.time_ms)
-    )
+    write_witness(paths.witness, Witness(shard, log_id, head.generation, head.last, head.chain.hex(), head.time_ms))
 
 
 def _create(paths: LogPaths, shard: str, accept_loss: bool, vfs: str | None) -> None:
     """A new log, unless something says that there was one."""
     if paths.wal.exists():
         raise LogDamaged(
-            f"{paths.database} is missing but its {paths.wal.name} is there;"
-            " put the database back, or remove both",
+            f"{paths.database} is missing but its {paths.wal.name} is there; put the database back, or remove both",
             shard=shard,
             file=str(paths.database),
             sequence=1,
@@ -81,11 +75,8 @@ def _create(paths: LogPaths, shard: str, accept_loss: bool, vfs: str | None) -> 
 def _open(
     paths: LogPaths, shard: str, witness: Witness | None, vfs: str | None, synchronous: Synchronous
 ) -> tuple[Writer, str]:
-    # A refusal must leave the WAL of a crash as it is. An empty one may go the way SQLite lets it go.
-    has_wal = paths.wal.exists() and paths.wal.stat().st_size > 0
-    connection = connect(paths.database, vfs=vfs)
+    connection = connect_to_examine(paths.database, vfs=vfs)
     try:
-        keep_wal_on_close(connection, has_wal)
         with transaction(connection, "DEFERRED"):
             examined = examine(connection, paths, shard, witness)
         migrate(connection, examined.version)

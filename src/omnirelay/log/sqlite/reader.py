@@ -16,7 +16,7 @@ from omnirelay.errors import LogDamaged
 from omnirelay.log.base import Anchor, Frame
 from omnirelay.log.chain import Link, follow, missing_frame
 from omnirelay.log.retention import trimmed
-from omnirelay.log.sqlite.connection import connect_reader, transaction, translated
+from omnirelay.log.sqlite.connection import connect_reader, transaction, translate, translated
 from omnirelay.log.sqlite.rows import HeadRow, link_before, read_anchor, read_frames, read_head
 from omnirelay.log.sqlite.statements import statement
 
@@ -66,6 +66,7 @@ class FrameReader:
         self._link: Link | None = None
         self._end: int | None = None
         self._done = False
+        self._failure: LogDamaged | None = None
         self._lock = threading.Lock()
         with translated(path, shard):
             self._connection = connect_reader(path, vfs=vfs)
@@ -80,9 +81,12 @@ class FrameReader:
     def batch(self) -> list[Frame]:
         """The next frames; none when the end is reached.
 
-        The end is the head at the first batch. Raises LogTrimmed, LogDamaged.
+        The end is the head at the first batch. Raises LogTrimmed, and LogDamaged once every frame before the
+        damage was returned.
         """
         with self._lock:
+            if self._failure is not None:
+                raise self._failure
             return [] if self._done else self._batch()
 
     def _batch(self) -> list[Frame]:
@@ -112,21 +116,27 @@ class FrameReader:
         frames: list[Frame] = []
         size = 0
         rows = read_frames(self._connection, self._next, end)
-        for frame in rows:
-            if self._to is not None and frame.first > self._to:
+        try:
+            for frame in rows:
+                if self._to is not None and frame.first > self._to:
+                    self._done = True
+                    break
+                link = follow(link, frame, shard=self._shard, log_id=self._log_id)
+                frames.append(frame)
+                size += len(frame.data)
+                if size >= BATCH_BYTES or len(frames) >= BATCH_FRAMES:
+                    break
+            else:
+                self._check_end(view, link, end)
                 self._done = True
-                break
-            link = follow(link, frame, shard=self._shard, log_id=self._log_id)
-            frames.append(frame)
-            self._next = frame.last + 1
-            size += len(frame.data)
-            if size >= BATCH_BYTES or len(frames) >= BATCH_FRAMES:
-                break
-        else:
-            self._check_end(view, link, end)
-            self._done = True
-        rows.close()
-        self._link = link
+        except (LogDamaged, apsw.Error) as error:
+            damage = error if isinstance(error, LogDamaged) else translate(error, self._path, self._shard)
+            if not frames or not isinstance(damage, LogDamaged):
+                raise
+            self._failure = damage
+        finally:
+            rows.close()
+        self._link, self._next = link, link.sequence + 1
         return frames
 
     def _check_end(self, view: View, link: Link, end: int) -> None:

@@ -29,8 +29,7 @@ from omnirelay.log.sqlite.building import Contents, build, discard_unfinished, e
 from omnirelay.log.sqlite.checks import check_end, check_identity, check_witness, highest_known
 from omnirelay.log.sqlite.connection import (
     check_version,
-    connect,
-    keep_wal_on_close,
+    connect_to_examine,
     transaction,
     translate,
     translated,
@@ -69,9 +68,7 @@ def recover_suspect(paths: LogPaths, shard: str, witness: Witness | None, vfs: s
     nothing.
     """
     with translated(paths.database, shard):
-        connection = connect(paths.database, vfs=vfs)
-        # Closing must not copy the WAL into the database: neither can be trusted to be on the disk.
-        keep_wal_on_close(connection)
+        connection = connect_to_examine(paths.database, vfs=vfs)
         try:
             with transaction(connection, "DEFERRED"):
                 check_version(connection, paths.database)
@@ -97,9 +94,7 @@ def recover_suspect(paths: LogPaths, shard: str, witness: Witness | None, vfs: s
     replace_database(paths, "suspect")
 
 
-def recover_accepting_loss(
-    paths: LogPaths, shard: str, witness: Witness | None, vfs: str | None
-) -> str | None:
+def recover_accepting_loss(paths: LogPaths, shard: str, witness: Witness | None, vfs: str | None) -> str | None:
     """Make a log usable that lost something, and say what was accepted; None when nothing is wrong with it.
 
     Walks the whole log. Afterwards head row and frames agree, the head is marked unproven, and its
@@ -107,8 +102,7 @@ def recover_accepting_loss(
     witness.
     """
     with translated(paths.database, shard):
-        connection = connect(paths.database, vfs=vfs)
-        keep_wal_on_close(connection)
+        connection = connect_to_examine(paths.database, vfs=vfs)
         try:
             with transaction(connection, "DEFERRED"):
                 contents, damage = _salvage(connection, paths, shard, witness)
@@ -129,14 +123,14 @@ def recover_accepting_loss(
 def checked_frames(connection: apsw.Connection, contents: Contents, to_last: int) -> Iterator[Frame]:
     """Stored frames from the anchor on, each checked against the one before."""
     link = Link.at_anchor(contents.anchor)
+    if to_last <= link.sequence:
+        return  # There is nothing to read, perhaps because nothing can be read.
     for frame in read_frames(connection, 0, to_last):
         link = follow(link, frame, shard=contents.shard, log_id=contents.log_id)
         yield frame
 
 
-def _accept_regression(
-    connection: apsw.Connection, paths: LogPaths, shard: str, witness: Witness | None
-) -> str | None:
+def _accept_regression(connection: apsw.Connection, paths: LogPaths, shard: str, witness: Witness | None) -> str | None:
     """The log is whole but not what its witness saw: keep it as it is and mark it."""
     connection.execute("PRAGMA synchronous = FULL")
     with transaction(connection):
@@ -166,9 +160,7 @@ class _Damages:
             damage = error
         except apsw.IOError as error:
             # A sector that cannot be read is damage too: the operator said to go on with what there is.
-            damage = LogDamaged(
-                f"{self._path} cannot be read: {error}", shard=self._shard, file=str(self._path)
-            )
+            damage = LogDamaged(f"{self._path} cannot be read: {error}", shard=self._shard, file=str(self._path))
         except apsw.Error as error:
             meaning = translate(error, self._path, self._shard)
             if not isinstance(meaning, LogDamaged):
@@ -199,9 +191,7 @@ def _salvage(
     contents.log_id = meta.get("log_id") or (witness.log_id if witness is not None else contents.log_id)
     contents.anchor = anchor or Anchor(0, genesis_chain(shard, contents.log_id), 0, 0)
 
-    end = _End(
-        Link.at_anchor(contents.anchor), head.epoch if head is not None else 0, contents.anchor.time_ms
-    )
+    end = _End(Link.at_anchor(contents.anchor), head.epoch if head is not None else 0, contents.anchor.time_ms)
     attempt(lambda: end.follow(connection, contents), None)
     if damages.first is None:
         view = attempt(lambda: read_view(connection, paths.database, shard), None)
@@ -211,9 +201,7 @@ def _salvage(
     link = end.link
     if damages.first is not None:
         known = _highest_known(connection, paths, damages, head, contents.anchor, witness)
-        contents.head = HeadRow(
-            end.epoch, link.generation, link.sequence, link.chain, end.time_ms, None, known
-        )
+        contents.head = HeadRow(end.epoch, link.generation, link.sequence, link.chain, end.time_ms, None, known)
         contents.snapshots = attempt(lambda: _snapshots_within(connection, contents.anchor, link), [])
     return contents, damages.first
 

@@ -64,9 +64,7 @@ def read_anchor(connection: apsw.Connection) -> Anchor | None:
     return None if row is None else Anchor(*_typed(row, _ANCHOR_TYPES, "the anchor row"))
 
 
-def read_frames(
-    connection: apsw.Connection, from_sequence: int, to_last: int
-) -> Generator[Frame, None, None]:
+def read_frames(connection: apsw.Connection, from_sequence: int, to_last: int) -> Generator[Frame, None, None]:
     """Frames whose last sequence lies in the range, in order, unchecked."""
     for row in connection.execute(_READ_FRAMES, (from_sequence, to_last)):
         yield Frame(*_typed(row, _FRAME_TYPES, f"the frame that ends at {row[1]}"))
@@ -80,9 +78,7 @@ def read_last_frame(connection: apsw.Connection) -> Frame | None:
 def link_before(connection: apsw.Connection, last: int, anchor: Anchor) -> Link:
     """The end of the frame before the one that ends at `last`, as stored; the anchor when there is none."""
     row = connection.execute(_LINK_BEFORE, (last,)).fetchone()
-    return (
-        Link.at_anchor(anchor) if row is None else Link(*_typed(row, _LINK_TYPES, f"the frame before {last}"))
-    )
+    return Link.at_anchor(anchor) if row is None else Link(*_typed(row, _LINK_TYPES, f"the frame before {last}"))
 
 
 def position_at(connection: apsw.Connection, sequence: int, anchor: Anchor) -> Position | None:
@@ -106,7 +102,5 @@ def _typed(row: tuple[Any, ...], types: tuple[Any, ...], what: str) -> tuple[Any
     """
     for value, expected in zip(row, types, strict=True):
         if not isinstance(value, expected):
-            raise LogDamaged(
-                f"{what} holds a {type(value).__name__} where another type belongs; restore a backup"
-            )
+            raise LogDamaged(f"{what} holds a {type(value).__name__} where another type belongs; restore a backup")
     return row

@@ -15,9 +15,7 @@ def _load_statements() -> dict[str, str]:
     parts = _NAME.split((files(__package__) / "sql" / "queries.sql").read_text("utf-8"))
     # What stands before the next name includes the comment that introduces it; a statement ends at its
     # semicolon.
-    return {
-        name: body[: body.index(";")].strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)
-    }
+    return {name: body[: body.index(";")].strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def _load_migrations() -> tuple[str, ...]:

@@ -49,9 +49,7 @@ class Verification:
         check_witness(connection, paths, self._shard, self._log_id, view, witness)
         snapshots = read_snapshots(connection)
         for record in snapshots:
-            if position_at(connection, record.sequence, view.anchor) != Position(
-                record.sequence, record.chain
-            ):
+            if position_at(connection, record.sequence, view.anchor) != Position(record.sequence, record.chain):
                 raise LogDamaged(
                     f"the snapshot record at {record.sequence} of {self._shard!r} has another chain than"
                     " the log; remove that snapshot",

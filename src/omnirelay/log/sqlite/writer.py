@@ -212,9 +212,7 @@ class Writer:
             hit("log.trim.slice")
             more = dropped == self._trim_frames
             faster = time.perf_counter_ns() - started < TRIM_SLICE_NS // 2
-            self._trim_frames = (
-                min(self._trim_frames * 2, 65_536) if faster else max(self._trim_frames // 2, 1)
-            )
+            self._trim_frames = min(self._trim_frames * 2, 65_536) if faster else max(self._trim_frames // 2, 1)
             return anchor, more
 
     def _trim_slice(self, below: int, epoch: int) -> tuple[Anchor, int]:
