@@ -1,1 +1,1 @@
-"""Programs to run and to copy from. `make demo` runs `examples.demo`."""
+"""Small programs that show OmniRelay at work; the tests run them."""

@@ -13,15 +13,57 @@ from typing import TYPE_CHECKING, Any
 from omnirelay._version import __version__
 
 if TYPE_CHECKING:
+    from omnirelay.core.answers import GrantedLease, ItemView, Stats
+    from omnirelay.core.commands import CompleteItem, ExtendLease, FailItem, Progress, ReleaseItem
+    from omnirelay.core.options import QueueOptions
+    from omnirelay.core.payload import Caller, NewItem, OwnershipToken, Payload
+    from omnirelay.engine.settings import EngineSettings
+    from omnirelay.engine.shard import Shard
     from omnirelay.errors import OmniRelayError
+    from omnirelay.log.memory import MemoryLog
+    from omnirelay.log.sqlite import SqliteLog
 
 __all__ = [
+    "Caller",
+    "CompleteItem",
+    "EngineSettings",
+    "ExtendLease",
+    "FailItem",
+    "GrantedLease",
+    "ItemView",
+    "MemoryLog",
+    "NewItem",
     "OmniRelayError",
+    "OwnershipToken",
+    "Payload",
+    "Progress",
+    "QueueOptions",
+    "ReleaseItem",
+    "Shard",
+    "SqliteLog",
+    "Stats",
     "__version__",
 ]
 
 _EXPORTS = {
+    "Caller": "omnirelay.core.payload",
+    "CompleteItem": "omnirelay.core.commands",
+    "EngineSettings": "omnirelay.engine.settings",
+    "ExtendLease": "omnirelay.core.commands",
+    "FailItem": "omnirelay.core.commands",
+    "GrantedLease": "omnirelay.core.answers",
+    "ItemView": "omnirelay.core.answers",
+    "MemoryLog": "omnirelay.log.memory",
+    "NewItem": "omnirelay.core.payload",
     "OmniRelayError": "omnirelay.errors",
+    "OwnershipToken": "omnirelay.core.payload",
+    "Payload": "omnirelay.core.payload",
+    "Progress": "omnirelay.core.commands",
+    "QueueOptions": "omnirelay.core.options",
+    "ReleaseItem": "omnirelay.core.commands",
+    "Shard": "omnirelay.engine.shard",
+    "SqliteLog": "omnirelay.log.sqlite",
+    "Stats": "omnirelay.core.answers",
 }
 
 

@@ -5,12 +5,15 @@ A plain script: the environment it runs in has the runtime dependencies and no t
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import tempfile
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
 import omnirelay
+from omnirelay import Caller, NewItem, Payload, Shard, SqliteLog
 
 
 def check(condition: bool, what: str) -> None:
@@ -27,8 +30,25 @@ def check_package() -> None:
         check(hasattr(omnirelay, name), f"omnirelay.{name} does not resolve")
 
 
+async def check_shard(directory: Path) -> None:
+    """Work through the three verbs, close, and find everything again."""
+    me = Caller(peer_id="smoke")
+    async with await Shard.open(SqliteLog.open(directory, "smoke")) as shard:
+        answer = await shard.enqueue([NewItem(payload=Payload(resource_type="table", resource_id=n)) for n in "ab"])
+        [lease] = await shard.lease(me)
+        await shard.complete(lease.token, caller=me, result=b"done")
+        await shard.snapshot()
+    async with await Shard.open(SqliteLog.open(directory, "smoke")) as shard:
+        first, second = [await shard.get(result.sequence_id) for result in answer.results]
+        check((first.state, first.result) == ("completed", b"done"), f"the completed item came back as {first}")
+        check(second.state == "ready", f"the pending item came back as {second}")
+        await shard.log.verify()
+
+
 def main() -> None:
     check_package()
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(check_shard(Path(directory)))
     print(f"wheel-test: ok, omnirelay {omnirelay.__version__} on Python {sys.version.split()[0]}")
 
 
