@@ -21,7 +21,7 @@ from omnirelay.engine.snapshotter import make_snapshot
 from omnirelay.errors import OmniRelayError
 from omnirelay.log import failpoints
 from omnirelay.log.sqlite import SqliteLog
-from tests.crash import variants
+from tests.crash import variants, volatile
 from tests.crash.plan import NAMESPACE, Plan
 from tests.crash.recorder import Recorder
 from tests.crash.workload import OPTIONS, Workload
@@ -69,7 +69,7 @@ async def main(plan: Plan) -> None:
 if __name__ == "__main__":
     plan = msgspec.json.decode(sys.argv[1], type=Plan)
     if plan.vfs is not None:
-        variants.register_vfs(plan.vfs)
+        disk = volatile.VolatileVFS(plan.vfs)  # noqa: F841  It lives as long as this module.
     if plan.variant is not None:
         cast(Callable[[], None], getattr(variants, plan.variant))()
     if not plan.helper_snapshots:

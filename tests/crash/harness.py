@@ -32,15 +32,17 @@ Stop = Callable[[Record], bool]
 class Crashes:
     """One directory, and every child that ever ran on it."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(
+        self, directory: Path, seed: int, count: Callable[[str, object], None] = lambda name, value: None
+    ) -> None:
+        """`count` is told of every kill and of the acknowledgements that were checked."""
         self.directory = directory
         self.seed = seed
+        self._count = count
         self.records: list[Record] = []
         self.archive = Archive(directory)
         self.rounds = 0
-        self.kills = 0
-        self.checked = 0
-        """Acknowledgements that the last check went through."""
+        self._checked = 0
 
     @property
     def log_directory(self) -> Path:
@@ -64,7 +66,7 @@ class Crashes:
         self.records += [{"kind": "start"}, *records]
         if killed:
             assert status == -9, f"the child was to be killed and ended with {status}: {records[-3:]} {errors}"
-            self.kills += 1
+            self._count("kills", 1)
             self.records.append({"kind": "killed"})
         else:
             assert status == 0, f"the child failed with {status}: {errors}"
@@ -87,7 +89,9 @@ class Crashes:
 
     def check(self, *, verify: bool = False) -> None:
         """Compare what was acknowledged with what the log holds now."""
-        self.checked = check(self.history(verify=verify))
+        checked = check(self.history(verify=verify))
+        self._count("acknowledgements", checked - self._checked)
+        self._checked = checked
 
     def verify(self) -> None:
         """Check once more, walk the whole log, and see that it opens for writing."""

@@ -1,2 +1,91 @@
-"""placeholder"""
-def register_vfs(name: str) -> None: ...
+"""Six ways to be wrong. Each is put on in a child process, and each must be caught.
+
+A suite that has never failed proves nothing. These are the mistakes an engine or a log is most likely to
+make, each as small a change of the real code as it takes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from omnirelay.core.commands import Command, ExpireLeases
+from omnirelay.core.decide import apply
+from omnirelay.core.events import LeaseGranted
+from omnirelay.engine import writer
+from omnirelay.engine.deciding import Decider
+from omnirelay.engine.requests import Batch, LeaseRequest, Request
+from omnirelay.log.base import Acquired
+from omnirelay.log.sqlite import SqliteLog, checks
+from omnirelay.log.sqlite import writer as log_writer
+
+
+def answers_before_append() -> None:
+    """Tells callers what was decided before it is in the log."""
+
+    class AnswersFirst(Decider):
+        def build(self, inbox: deque[Request], now_ms: int, *, alive: bool) -> Batch:
+            batch = super().build(inbox, now_ms, alive=alive)
+            batch.undelivered()
+            batch.answers.clear()
+            return batch
+
+    writer.Decider = AnswersFirst  # type: ignore[misc]
+    # On a thread, so that those who were told go on while the frame is on its way.
+    writer.INLINE_BYTES_MAX = -1
+
+
+def skips_the_flush() -> None:
+    """Appends return before the disk has the frame. `synchronous=OFF` in the plan is all it takes."""
+
+
+def drops_expiries() -> None:
+    """Ends leases in memory and does not write it down."""
+
+    class Forgetful(Decider):
+        def _own(self, batch: Batch, command: Command, now_ms: int) -> Any:
+            if type(command) is not ExpireLeases:
+                return super()._own(batch, command, now_ms)
+            sequence = self.state.sequence
+            expired = apply(self.state, command, now_ms, now_ms, self._ids, [])
+            self.state.sequence = sequence
+            return expired
+
+    writer.Decider = Forgetful  # type: ignore[misc]
+
+
+def ignores_unproven_history() -> None:
+    """Goes on from a restored backup as if nothing had happened since."""
+    acquire = SqliteLog.acquire
+
+    async def acquire_blindly(log: SqliteLog, owner: str) -> Acquired:
+        return msgspec.structs.replace(await acquire(log, owner), unproven=None)
+
+    SqliteLog.acquire = acquire_blindly  # type: ignore[method-assign]
+    log_writer.check_generation = lambda *_: None
+
+
+def forgets_the_witness() -> None:
+    """Opens whatever lies there, however much older than what its witness saw."""
+    checks.check_witness = lambda *_: None
+
+
+def grants_twice() -> None:
+    """Leaves every fifth item in the queue after granting it."""
+    grants = 0
+
+    class Generous(Decider):
+        def _grant(self, batch: Batch, request: LeaseRequest, now_ms: int) -> bool:
+            nonlocal grants
+            granted = super()._grant(batch, request, now_ms)
+            last = batch.events[-1] if granted and batch.events else None
+            if isinstance(last, LeaseGranted):
+                grants += 1
+                if grants % 5 == 0:
+                    item = self.state.items[last.ownership.sequence_id]
+                    self.state.ready.push(item.sequence_id, item)
+            return granted
+
+    writer.Decider = Generous  # type: ignore[misc]

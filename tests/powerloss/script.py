@@ -73,7 +73,12 @@ class Script:
     async def step(self, commands_max: int) -> None:
         at_once = 1 if self.random.random() < 0.6 else self.random.randint(2, 7)
         commands = [self.draw() for _ in range(min(at_once, commands_max))]
-        await asyncio.gather(*(self.answered(command) for command in commands))
+        outcomes = await asyncio.gather(
+            *(self.answered(command) for command in commands), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
         await self.rest()
         chance = self.random.random()
         if chance < 0.25:

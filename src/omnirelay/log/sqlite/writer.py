@@ -354,6 +354,9 @@ class Writer:
         meaning = translate(error, self._paths.database, self._shard)
         if isinstance(meaning, LogOutcomeUnknown):
             self._give_up(error)
+        if isinstance(error, apsw.FullError):
+            # The database may have free pages where the disk has none: a checkpoint lets the WAL start over.
+            self._checkpoint_at = 0
         return meaning
 
     def _give_up(self, error: apsw.Error) -> None:

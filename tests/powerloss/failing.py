@@ -1,0 +1,181 @@
+"""A script run on a disk that fails on the way, by an operator who mends it and starts the shard again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import msgspec
+import pytest
+
+from omnirelay.core.payload import NewItem, Payload
+from omnirelay.engine.shard import Shard
+from omnirelay.errors import LogOutcomeUnknown, LogUnavailable, Unavailable
+from omnirelay.log.sqlite import SqliteLog
+from omnirelay.testing.clock import settle
+from omnirelay.testing.disk import Disk, Outcome, RecordingVFS
+from tests.powerloss.recording import NAMESPACE, Known, Recording, check, noting_witnesses, replayed
+from tests.powerloss.script import OPTIONS, Script
+
+RETRY_MS: Final = 100
+"""How often a shard tries a refused frame again; the default of the engine's settings."""
+
+STARTS_MAX: Final = 4
+
+
+class Story(msgspec.Struct):
+    """What happened to a shard on a failing disk."""
+
+    stalls: int = 0
+    """How often intake was found closed because a frame was refused for now."""
+    given_up: int = 0
+    """How often the shard was given up."""
+    copies: int = 0
+    """How often a start went through a copy of the log."""
+    refused_starts: int = 0
+
+
+class FailingDisk:
+    """Runs a script to its end whatever the disk does, and then holds the log to what was acknowledged."""
+
+    def __init__(self, directory: Path, vfs: RecordingVFS, seed: int, *, patience: int = 0) -> None:
+        """`patience`: how many more tries in vain the operator waits for before mending the disk."""
+        self.story = Story()
+        self.script = Script(seed)
+        self.vfs = vfs
+        self._directory = directory
+        self._home = directory / NAMESPACE
+        self._patience = patience
+        self._log_id = ""
+        self._witnesses: list[tuple[int, int, bytes]] = []
+
+    async def run(self, commands: int) -> Story:
+        with noting_witnesses(self.vfs, self._home / "leases.witness", self._witnesses):
+            while self.script.commands < commands:
+                shard = await self._start()
+                waiter = await self._waiter(shard)
+                try:
+                    while self.script.commands < commands and shard.failure is None:
+                        await self._step(shard, commands - self.script.commands)
+                finally:
+                    waiter.cancel()
+                if isinstance(shard.failure, LogOutcomeUnknown):
+                    await self._bury(shard)
+            position = self.vfs.position
+            await self.script.live.close()
+        await self._settle_accounts(position)
+        return self.story
+
+    # -- starting ------------------------------------------------------------------------------
+
+    async def _start(self) -> Shard:
+        for _ in range(STARTS_MAX):
+            suspect = (self._home / "leases.suspect").exists()
+            copies = len(list(self._home.glob("leases.db.suspect-?")))
+            try:
+                shard = await self._open()
+            except (LogUnavailable, LogOutcomeUnknown):
+                self.story.refused_starts += 1
+                self.vfs.heal()
+                continue
+            assert not (self._home / "leases.suspect").exists()
+            assert len(list(self._home.glob("leases.db.suspect-?"))) == copies + suspect
+            self.story.copies += suspect
+            self.script.shard = shard
+            return shard
+        raise AssertionError("the shard does not start on a disk that works again")
+
+    async def _open(self) -> Shard:
+        log = SqliteLog.open(self._directory, NAMESPACE, vfs=self.vfs.name)
+        assert self._log_id in ("", log.log_id) or self.script.acknowledged == 0
+        self._log_id = log.log_id
+        try:
+            script = self.script
+            return await Shard.open(log, options=OPTIONS, clock=script.clock, ids=script.next_lease_id)
+        except BaseException:
+            await log.close()
+            raise
+
+    # -- running -------------------------------------------------------------------------------
+
+    async def _step(self, shard: Shard, commands_max: int) -> None:
+        step = asyncio.ensure_future(self.script.step(commands_max))
+        while not step.done():
+            if shard.failure is not None:
+                await self._wait_out(shard)
+            await asyncio.sleep(0)
+        error = step.exception()
+        if error is not None and not isinstance(error, Unavailable):
+            raise error
+        # A command that came while intake was closed is refused; the shard itself goes on after a stall.
+        while shard.failure is not None and not isinstance(shard.failure, LogOutcomeUnknown):
+            await self._wait_out(shard)
+
+    async def _wait_out(self, shard: Shard) -> None:
+        """The shard cannot write: find intake closed, then let it try again, on a mended disk or not yet."""
+        if isinstance(shard.failure, LogOutcomeUnknown):
+            return
+        self.story.stalls += 1
+        with pytest.raises(LogUnavailable) as refused:
+            await shard.enqueue(NewItem(payload=Payload(resource_type="table", resource_id="probe")))
+        assert refused.value.code == "error.resourcelease.log_unavailable"
+        assert refused.value.retry_after_ms is not None
+        if self._patience > 0:
+            self._patience -= 1
+        else:
+            self.vfs.heal()
+        await self.script.clock.advance(RETRY_MS)
+        await settle()
+
+    async def _waiter(self, shard: Shard) -> asyncio.Task[object]:
+        """A call that waits for an item which does not end: one more to be answered when all is over."""
+        item = NewItem(payload=Payload(resource_type="rock", resource_id="rock"), delay_ms=3_000_000)
+        try:
+            answer = await shard.enqueue(item)
+        except Unavailable:
+            return asyncio.ensure_future(asyncio.sleep(0))
+        self.script.note()
+        return asyncio.ensure_future(shard.get(answer.results[0].sequence_id, wait_ms=3_600_000))
+
+    async def _bury(self, shard: Shard) -> None:
+        """The shard was given up: nobody is served any more, and the log is marked."""
+        self.story.given_up += 1
+        with pytest.raises(LogOutcomeUnknown):
+            await shard.stats()
+        with pytest.raises(LogOutcomeUnknown):
+            await shard.lease(wait_ms=1_000)
+        await shard.close()
+        assert (self._home / "leases.suspect").exists()
+        self.vfs.heal()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    async def _settle_accounts(self, position: int) -> None:
+        """On a healthy disk, and after a power cut right at the end, all that was acknowledged is there."""
+        known = await replayed(self._directory)
+        self._compare(known)
+        recording = Recording(
+            self._log_id,
+            self.vfs.operations,
+            [(0, 0), (position, self.script.acknowledged)],
+            self._witnesses,
+            known,
+            self.script.commands,
+            [],
+        )
+        disk = Disk()
+        for operation in self.vfs.operations[:position]:
+            disk.apply(operation)
+        outcomes: tuple[Outcome, ...] = ("dropped", "subset")
+        for outcome in outcomes:
+            image = disk.image(outcome, Random(position))
+            assert image is not None
+            witness = recording.witness_at(position)
+            await check(recording, position, image, witness, self._directory.with_name("cut"))
+
+    def _compare(self, known: dict[int, Known]) -> None:
+        assert self.script.acknowledged in known
+        for sequence, live in self.script.digests.items():
+            assert known[sequence].digest == live, f"the log gives another state after {sequence}"
