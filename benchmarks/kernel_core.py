@@ -12,14 +12,14 @@ from hashlib import sha256
 
 from benchmarks.machine import Load
 from omnirelay.core.commands import CompleteItem, EnforceCaps, EnqueueItems, GrantLeases
-from omnirelay.core.decide import apply, decide
+from omnirelay.core.decide import Ids, apply, decide
 from omnirelay.core.events import Event
 from omnirelay.core.evolve import evolve
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import ANONYMOUS, NewItem, Payload
 from omnirelay.core.rules.grant import decide_next_grant
 from omnirelay.core.state import State
-from omnirelay.engine.ids import LeaseIds
+from omnirelay.engine.ids import lease_ids
 from omnirelay.log.frame import encode_frame
 
 BODY_BYTES = 256
@@ -44,7 +44,7 @@ def new_items(count: int, *, own_bodies: bool = False) -> list[NewItem]:
 def filled(depth: int, *, own_bodies: bool = False) -> State:
     """A state with that many pending items, out of the collector's sight as a recovered shard's is."""
     state = State(QueueOptions(capacity=3_000_000))
-    ids = LeaseIds()
+    ids = lease_ids()
     while state.pending_count < depth:
         fresh = new_items(min(1000, depth), own_bodies=own_bodies)
         apply(state, EnqueueItems(fresh), START_MS, START_MS, ids, [])
@@ -76,7 +76,7 @@ class Stages:
 def split_by_stage(batch: int, passes: int) -> None:
     print(f"\nCPU per cycle by stage, {batch} cycles a frame, 1,000 pending (us)")
     state = filled(1_000)
-    ids = LeaseIds()
+    ids = lease_ids()
     stages = Stages(batch)
     load = Load.now()
     for number in range(passes * 20):
@@ -86,7 +86,7 @@ def split_by_stage(batch: int, passes: int) -> None:
     print(f"  {'together':<16} {sum(stages.medians().values()):6.2f}  ({load.since()})")
 
 
-def _staged_frame(state: State, batch: int, now_ms: int, ids: LeaseIds, stages: Stages) -> None:
+def _staged_frame(state: State, batch: int, now_ms: int, ids: Ids, stages: Stages) -> None:
     clock = time.perf_counter
     fresh = new_items(batch)
     started = clock()
@@ -136,7 +136,7 @@ def _staged_frame(state: State, batch: int, now_ms: int, ids: LeaseIds, stages: 
     stages.add("hash", clock() - encoded)
 
 
-def one_frame(state: State, batch: int, now_ms: int, ids: LeaseIds) -> list[Event]:
+def one_frame(state: State, batch: int, now_ms: int, ids: Ids) -> list[Event]:
     """Enqueue, lease and complete `batch` items as the engine would."""
     events: list[Event] = []
     apply(state, EnqueueItems(new_items(batch)), now_ms, now_ms, ids, events)
@@ -151,7 +151,7 @@ def growth(depths: tuple[int, ...], passes: int) -> None:
     """The states stand side by side and take turns, so that a busy moment hits all of them."""
     print("\nCost per cycle against the number of pending items (rules, encode and hash; us)")
     states = {depth: filled(depth) for depth in depths}
-    ids = LeaseIds()
+    ids = lease_ids()
     costs: dict[int, list[float]] = {depth: [] for depth in depths}
     load = Load.now()
     for number in range(passes * 20):

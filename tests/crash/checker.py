@@ -225,7 +225,9 @@ def check_refused(calls: list[Call], ledger: Ledger) -> None:
         if call.operation == "enqueue":
             for marker in _own_markers(call):
                 if marker in ledger.enqueued:
-                    raise Violation("refused_but_happened", f"{marker} was refused with {outcome['code']} and is in the log")
+                    raise Violation(
+                        "refused_but_happened", f"{marker} was refused with {outcome['code']} and is in the log"
+                    )
         elif "token" in call.intent:
             lease = ledger.leases.get(call.intent["token"]["leaseId"])
             if lease is not None and lease.ended is None and outcome["at"] < lease.deadline:
@@ -254,7 +256,8 @@ def check_nothing_invented(calls: list[Call], ledger: Ledger) -> None:
         own = _own_markers(call)
         present = [marker for marker in own if marker in ledger.enqueued]
         if present and len(present) < len(own):
-            raise Violation("batch_torn", f"of the {len(own)} items of {call.intent['call']}, {len(present)} are in the log")
+            name = call.intent["call"]
+            raise Violation("batch_torn", f"of the {len(own)} items of {name}, {len(present)} are in the log")
     for marker in ledger.enqueued:
         if marker not in markers:
             raise Violation("invented", f"nobody asked for {marker}")
@@ -291,9 +294,7 @@ def check_fences(records: list[Record]) -> None:
     _check_heartbeats(records, calls)
 
 
-def _check_grant(
-    token: Record, request_id: str | None, highest: int, seen: dict[int, tuple[str, str | None]]
-) -> None:
+def _check_grant(token: Record, request_id: str | None, highest: int, seen: dict[int, tuple[str, str | None]]) -> None:
     fence = token["fence"]
     earlier = seen.get(fence)
     if earlier is not None:
@@ -345,7 +346,9 @@ def check_restarts(history: History, ledger: Ledger) -> None:
     for record in history.records:
         if record["kind"] == "opened":
             if record["sequence"] not in ledger.live_at:
-                raise Violation("acknowledged_lost", f"a start ended at {record['sequence']}, the log has no such event")
+                raise Violation(
+                    "acknowledged_lost", f"a start ended at {record['sequence']}, the log has no such event"
+                )
             found = {int(number): tuple(lease) for number, lease in record["leases"].items()}
             _compare_leases(ledger.live_at[record["sequence"]], found, f"at the start {record['sequence']}")
 

@@ -1,6 +1,6 @@
 """The process that is killed: a shard on a real log, under load, telling its parent what was acknowledged.
 
-    python -m tests.crash.child '{"directory": "/tmp/x", "seed": 1}'
+python -m tests.crash.child '{"directory": "/tmp/x", "seed": 1}'
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ async def main(plan: Plan) -> None:
 if __name__ == "__main__":
     plan = msgspec.json.decode(sys.argv[1], type=Plan)
     if plan.vfs is not None:
-        disk = volatile.VolatileVFS(plan.vfs)  # noqa: F841  It lives as long as this module.
+        disk = volatile.VolatileVFS(plan.vfs)  # Registered for as long as this name stands.
     if plan.variant is not None:
         cast(Callable[[], None], getattr(variants, plan.variant))()
     if not plan.helper_snapshots:
-        engine.make_snapshot_in_helper = make_snapshot
+        variants.replace(engine, "make_snapshot_in_helper", make_snapshot)
     if plan.failpoint is not None:
         die_at(plan.failpoint, plan.failpoint_hit)
     asyncio.run(main(plan))

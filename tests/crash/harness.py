@@ -108,7 +108,8 @@ def stop_after(acknowledgements: int) -> Stop:
 
     def stop(record: Record) -> bool:
         nonlocal left
-        left -= record["kind"] == "done"
+        if record["kind"] == "done":
+            left -= 1
         return left <= 0
 
     return stop

@@ -83,9 +83,7 @@ def read_ledger(events: Iterable[Event], remember: Iterable[int] = ()) -> Ledger
     wanted = set(remember)
     for event in events:
         kind, number, time_ms = event["eventType"], event["sequenceNumber"], event["timestamp"]
-        if number != ledger.sequence + 1 and not (
-            kind == "GenerationStarted" and number > ledger.sequence + 1
-        ):
+        if number != ledger.sequence + 1 and not (kind == "GenerationStarted" and number > ledger.sequence + 1):
             raise Violation("gap", f"event {number} follows {ledger.sequence}")
         if time_ms < ledger.time_ms:
             raise Violation("time_went_back", f"event {number} is of {time_ms}, after {ledger.time_ms}")
@@ -197,10 +195,9 @@ def _pending(item: ItemEntry, not_before: int | None) -> None:
 
 def _expired(ledger: Ledger, event: Event) -> None:
     _, lease = _held(ledger, event)
-    if event["timestamp"] < lease.deadline:
-        raise Violation(
-            "expired_early", f"event {event['sequenceNumber']} ends a lease {lease.deadline - event['timestamp']} ms early"
-        )
+    early_ms = lease.deadline - event["timestamp"]
+    if early_ms > 0:
+        raise Violation("expired_early", f"event {event['sequenceNumber']} ends a lease {early_ms} ms early")
     _back(ledger, event)
 
 

@@ -62,9 +62,7 @@ def test_a_kill_after_a_snapshot_was_written_leaves_the_log_whole(repeat: int, m
 
 
 @pytest.mark.parametrize("repeat", REPEATS)
-def test_a_kill_during_a_trim_leaves_a_log_that_starts_at_its_anchor(
-    repeat: int, make_crashes: MakeCrashes
-) -> None:
+def test_a_kill_during_a_trim_leaves_a_log_that_starts_at_its_anchor(repeat: int, make_crashes: MakeCrashes) -> None:
     crashes = make_crashes(repeat)
     for _ in range(2):
         crashes.kill_after(60 * repeat, snapshots=True)
@@ -75,9 +73,7 @@ def test_a_kill_during_a_trim_leaves_a_log_that_starts_at_its_anchor(
     crashes.verify()
 
 
-def test_a_kill_during_a_backup_leaves_no_backup_and_the_log_whole(
-    make_crashes: MakeCrashes, tmp_path: Path
-) -> None:
+def test_a_kill_during_a_backup_leaves_no_backup_and_the_log_whole(make_crashes: MakeCrashes, tmp_path: Path) -> None:
     crashes = make_crashes(1)
     crashes.kill_after(40)
     backup = tmp_path / "backup"

@@ -22,6 +22,12 @@ from omnirelay.log.sqlite import SqliteLog, checks
 from omnirelay.log.sqlite import writer as log_writer
 
 
+def replace(place: object, name: str, replacement: object) -> None:
+    """Put something else in the place of what is there; in this process only, and for good."""
+    assert hasattr(place, name), f"{place} has no {name} any more: this variant changes nothing"
+    setattr(place, name, replacement)
+
+
 def answers_before_append() -> None:
     """Tells callers what was decided before it is in the log."""
 
@@ -32,9 +38,9 @@ def answers_before_append() -> None:
             batch.answers.clear()
             return batch
 
-    writer.Decider = AnswersFirst  # type: ignore[misc]
+    replace(writer, "Decider", AnswersFirst)
     # On a thread, so that those who were told go on while the frame is on its way.
-    writer.INLINE_BYTES_MAX = -1
+    replace(writer, "INLINE_BYTES_MAX", -1)
 
 
 def skips_the_flush() -> None:
@@ -53,7 +59,7 @@ def drops_expiries() -> None:
             self.state.sequence = sequence
             return expired
 
-    writer.Decider = Forgetful  # type: ignore[misc]
+    replace(writer, "Decider", Forgetful)
 
 
 def ignores_unproven_history() -> None:
@@ -63,13 +69,13 @@ def ignores_unproven_history() -> None:
     async def acquire_blindly(log: SqliteLog, owner: str) -> Acquired:
         return msgspec.structs.replace(await acquire(log, owner), unproven=None)
 
-    SqliteLog.acquire = acquire_blindly  # type: ignore[method-assign]
-    log_writer.check_generation = lambda *_: None
+    replace(SqliteLog, "acquire", acquire_blindly)
+    replace(log_writer, "check_generation", lambda *_: None)
 
 
 def forgets_the_witness() -> None:
     """Opens whatever lies there, however much older than what its witness saw."""
-    checks.check_witness = lambda *_: None
+    replace(checks, "check_witness", lambda *_: None)
 
 
 def grants_twice() -> None:
@@ -88,4 +94,4 @@ def grants_twice() -> None:
                     self.state.ready.push(item.sequence_id, item)
             return granted
 
-    writer.Decider = Generous  # type: ignore[misc]
+    replace(writer, "Decider", Generous)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from omnirelay.core import commands as cmd
 from omnirelay.core.answers import GrantedLease
+from omnirelay.core.events import FailMode
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import Caller, NewItem, OwnershipToken, Payload
 from omnirelay.core.snapshot import digest
@@ -36,6 +37,8 @@ PRODUCERS = 2
 WORKERS = 4
 PENDING_MAX = 60
 """Producers pause above this, so that items are seen through and not only piled up."""
+
+MODES: tuple[FailMode, ...] = ("retry", "release", "dead")
 
 T = TypeVar("T")
 
@@ -217,7 +220,7 @@ class Worker:
             if random.random() < 0.1:
                 await workload.complete(token, result, follow_ups)
         elif draw < 0.75:
-            mode = random.choice(("retry", "release", "dead"))
+            mode: FailMode = random.choice(MODES)
             await workload.call(
                 "fail",
                 {"token": token, "mode": mode},
@@ -246,9 +249,7 @@ class Worker:
         for grant in grants:
             if self.random.random() < 0.7:
                 commands.append(cmd.CompleteItem(grant.token, result=b"in a batch"))
-                calls.append(
-                    recorder.intend("complete", token=grant.token, result=commands[-1].result, items=[])
-                )
+                calls.append(recorder.intend("complete", token=grant.token, result=b"in a batch", items=[]))
             else:
                 commands.append(cmd.ReleaseItem(grant.token))
                 calls.append(recorder.intend("release", token=grant.token))
@@ -283,7 +284,7 @@ class Operator:
             await workload.call("backup", {}, self.shard.log.backup(Path(plan.backup)), no_outcome)
         while not workload.over:
             await random.choice(choices)()
-            await asyncio.sleep(random.random() * 0.01)
+            await asyncio.sleep(random.random() * 0.004)
 
     async def look(self) -> None:
         if self.workload.known and self.random.random() < 0.7:
@@ -326,9 +327,7 @@ class Operator:
         )
 
     async def redrive(self) -> None:
-        await self.workload.call(
-            "redrive", {}, self.shard.redrive(everything=True), lambda count: {"count": count}
-        )
+        await self.workload.call("redrive", {}, self.shard.redrive(everything=True), lambda count: {"count": count})
 
     async def tell_digest(self) -> None:
         """The digest of the live state, at a moment when all of it is durable."""
@@ -345,18 +344,14 @@ class Operator:
             await self.workload.call("trim", {}, self.shard.trim(retention_ms=0), no_outcome)
 
 
-def new_item(
-    marker: str, *, body: bytes = b"", request_id: str | None = None, delay_ms: int | None = None
-) -> NewItem:
+def new_item(marker: str, *, body: bytes = b"", request_id: str | None = None, delay_ms: int | None = None) -> NewItem:
     """The marker tells in the log which call an item came from."""
     payload = Payload(resource_type="table", resource_id=marker, body=body, request_id=request_id)
     return NewItem(payload=payload, delay_ms=delay_ms)
 
 
 def described(items: list[NewItem]) -> list[dict[str, str | None]]:
-    return [
-        {"marker": item.payload.resource_id, "requestId": item.payload.request_id} for item in items
-    ]
+    return [{"marker": item.payload.resource_id, "requestId": item.payload.request_id} for item in items]
 
 
 def describe_grants(grants: list[GrantedLease]) -> dict[str, Any]:

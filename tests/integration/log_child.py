@@ -1,4 +1,5 @@
-"""Processes that work on a log until they are killed or run out of room. Run as `python log_child.py WHAT DIRECTORY`.
+"""Processes that work on a log until they are killed or run out of room. Run as `python log_child.py WHAT
+DIRECTORY`.
 
 Every acknowledged position goes to standard output as a line `sequence chain`, flushed at once.
 """

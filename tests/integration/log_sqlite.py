@@ -1,4 +1,6 @@
-"""What the tests of the SQLite log share: the store of the conformance suite, and ways to look at its files."""
+"""What the tests of the SQLite log share: the store of the conformance suite, and ways to look at its
+files.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ from pathlib import Path
 from typing import Final
 
 import apsw
+import pytest
 
+from omnirelay.errors import OmniRelayError
 from omnirelay.log import EventLog, SqliteLog
-from omnirelay.testing.conformance import LogStore, Region
+from omnirelay.testing.conformance import Leader, LogStore, Region
 from omnirelay.testing.disk import RecordingVFS
 
 SHARD: Final = LogStore.shard
@@ -42,9 +46,7 @@ class SqliteStore(LogStore):
         self._vfs = disk.name if disk is not None else None
 
     def open(self, *, accept_loss: bool = False, read_only: bool = False) -> SqliteLog:
-        return SqliteLog.open(
-            self.directory, self.shard, accept_loss=accept_loss, read_only=read_only, vfs=self._vfs
-        )
+        return SqliteLog.open(self.directory, self.shard, accept_loss=accept_loss, read_only=read_only, vfs=self._vfs)
 
     def rival(self) -> EventLog:
         return SqliteLog.open(self.directory, self.shard, lock=False, vfs=self._vfs)
@@ -88,11 +90,54 @@ class SqliteStore(LogStore):
 def digest(directory: Path) -> dict[str, str]:
     """A hash of every file below a directory.
 
-    Left out is SQLite's shared memory: an index of the WAL that holds nothing of its own and that any reader may
-    rebuild.
+    Left out is SQLite's shared memory: an index of the WAL that holds nothing of its own and that any reader
+    may rebuild.
     """
     return {
         str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(directory.rglob("*"))
         if path.is_file() and not path.name.endswith("-shm")
     }
+
+
+DAMAGES: dict[str, tuple[str, int]] = {
+    "events of the last frame": ("UPDATE frames SET data = replace(data, 'orders', '0rders') WHERE last = 12", 10),
+    "chain of the last frame": ("UPDATE frames SET chain = zeroblob(32) WHERE last = 12", 10),
+    "short chain": ("UPDATE frames SET chain = x'00' WHERE last = 12", 10),
+    "count of the last frame": ("UPDATE frames SET count = 2 WHERE last = 12", 10),
+    "epoch of the last frame": ("UPDATE frames SET epoch = 9 WHERE last = 12", 10),
+    "time of the last frame": ("UPDATE frames SET time_ms = 1 WHERE last = 12", 10),
+    "last frame missing": ("DELETE FROM frames WHERE last = 12", 10),
+    "frame before the last missing": ("DELETE FROM frames WHERE last = 9", 7),
+    "chain of the frame before the last": ("UPDATE frames SET chain = zeroblob(32) WHERE last = 9", 10),
+    "all frames missing": ("DELETE FROM frames", 1),
+    "last frame renumbered": ("UPDATE frames SET last = 13 WHERE last = 12", 10),
+    "head behind the last frame": ("UPDATE head SET last = 9", 10),
+    "head ahead of the last frame": ("UPDATE head SET last = 15", 13),
+    "chain of the head": ("UPDATE head SET chain = zeroblob(32)", 12),
+    "generation of the head": ("UPDATE head SET generation = 7", 12),
+    "time of the head": ("UPDATE head SET time_ms = 7", 12),
+}
+"""Ways to damage the end of the log that `four_frames` makes, and the sequence a refusal names."""
+
+
+async def four_frames(store: SqliteStore) -> Leader:
+    """A log of 1..3, 4..6, 7..9, 10..12, closed."""
+    leader = await Leader.of(store.open())
+    await leader.append_many(4)
+    await leader.log.close()
+    return leader
+
+
+def refused(store: SqliteStore, kind: type[OmniRelayError]) -> OmniRelayError:
+    """Opening fails in this way, twice, and every byte of the directory is what it was."""
+    before = digest(store.directory)
+    with pytest.raises(kind) as first:
+        store.open()
+    assert digest(store.directory) == before
+    with pytest.raises(kind) as second:
+        store.open()
+    assert digest(store.directory) == before
+    assert type(first.value) is type(second.value) is kind
+    assert first.value.details == second.value.details
+    return first.value

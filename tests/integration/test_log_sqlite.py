@@ -1,4 +1,6 @@
-"""The SQLite log: the conformance suite, and what only a file can have (locks, readers, the shell's view, the WAL)."""
+"""The SQLite log: the conformance suite, and what only a file can have (locks, readers, the shell's view, the
+WAL).
+"""
 
 from __future__ import annotations
 
@@ -188,9 +190,12 @@ async def test_the_witness_follows_the_last_append_and_is_never_ahead(store: Sql
         with closing(sqlite3.connect(f"file:{store.database}?mode=ro", uri=True)) as shell:
             heads.append(shell.execute("SELECT last FROM head").fetchone()[0])
 
+    def tell() -> None:
+        loop.call_soon_threadsafe(written.set)
+
     with (
         armed("log.witness.before_write", look),
-        armed("log.witness.written", lambda: loop.call_soon_threadsafe(written.set)),
+        armed("log.witness.written", tell),
     ):
         for _ in range(2):
             written.clear()
@@ -230,8 +235,9 @@ async def test_any_sqlite_reads_the_events_as_rows(store: SqliteStore) -> None:
         Enqueue(sequence_number=1, timestamp=1_700_000_000_123, sequence_id=1, payload=payload),
         Completed(sequence_number=2, timestamp=1_700_000_000_456, ownership=token),
     ]
+    newer = TimeAdvanced(sequence_number=3, timestamp=1_700_000_001_000, schema_version=2)
     await leader.append(leader.frame_of(events))
-    await leader.append(leader.frame_of([TimeAdvanced(sequence_number=3, timestamp=1_700_000_001_000, schema_version=2)]))
+    await leader.append(leader.frame_of([newer]))
     with closing(sqlite3.connect(f"file:{store.database}?mode=ro", uri=True)) as shell:
         shell.row_factory = sqlite3.Row
         rows = [dict(row) for row in shell.execute("SELECT * FROM events")]
@@ -280,9 +286,7 @@ async def test_a_backup_takes_the_snapshot_files_along(store: SqliteStore, tmp_p
     await copy.close()
 
 
-async def test_a_backup_of_a_trimmed_log_without_any_snapshot_is_refused(
-    store: SqliteStore, tmp_path: Path
-) -> None:
+async def test_a_backup_of_a_trimmed_log_without_any_snapshot_is_refused(store: SqliteStore, tmp_path: Path) -> None:
     leader = await Leader.of(store.open())
     for _ in range(2):
         await leader.append_many(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from omnirelay.errors import LogOutcomeUnknown, LogUnavailable
-from omnirelay.log import Position, SqliteLog
+from omnirelay.log import Frame, Position, SqliteLog
 from omnirelay.testing.conformance import Leader, frames_of
 from omnirelay.testing.disk import RecordingVFS
 from tests.integration import log_child
@@ -60,8 +61,10 @@ async def test_a_process_killed_at_any_point_leaves_what_it_acknowledged(tmp_pat
     await leader.append()
     await leader.log.close()
     # A backup that has its name is complete.
-    for backup in tmp_path.glob("backup-*[0-9]"):
-        copy = SqliteLog.open(tmp_path, backup.name, shard=log_child.SHARD, read_only=True)
+    for backup in os.listdir(tmp_path):
+        if backup == log_child.SHARD or backup.endswith(".partial"):
+            continue
+        copy = SqliteLog.open(tmp_path, backup, shard=log_child.SHARD, read_only=True)
         await copy.verify()
         await copy.close()
 
@@ -76,7 +79,9 @@ async def test_a_log_that_the_kernel_gives_no_room_goes_on_when_there_is_some(tm
 
 
 class Script:
-    """A life of a log that passes every kind of write: creation, appends, snapshots, a trim, the checkpoint at the end."""
+    """A life of a log that passes every kind of write: creation, appends, snapshots, a trim, the checkpoint
+    at the end.
+    """
 
     def __init__(self, store: SqliteStore) -> None:
         self.store = store
@@ -166,6 +171,16 @@ async def test_a_flush_that_fails_in_a_checkpoint_gives_the_shard_up(fragile: Sq
     await again.log.close()
 
 
+async def append_until_refused(leader: Leader) -> Frame:
+    """Append until there is no room; returns the frame that found none."""
+    while True:
+        frame = leader.frame(2, body=b"x" * 500_000)
+        try:
+            await leader.append(frame)
+        except LogUnavailable:
+            return frame
+
+
 async def test_a_checkpoint_without_room_costs_nothing_but_the_wal(fragile: SqliteStore, disk: RecordingVFS) -> None:
     leader = await Leader.of(fragile.open())
     for _ in range(3):
@@ -173,17 +188,37 @@ async def test_a_checkpoint_without_room_costs_nothing_but_the_wal(fragile: Sqli
     sizes = sum(path.stat().st_size for path in fragile.root.glob("leases.db*") if not path.name.endswith("-shm"))
     # Room for the WAL to reach its checkpoint, none for the database to take it in.
     disk.room_bytes = sizes + 6_500_000
-    frame = leader.frame()
-    with pytest.raises(LogUnavailable):
-        while True:
-            frame = leader.frame(2, body=b"x" * 500_000)
-            await leader.append(frame)
+    refused = await append_until_refused(leader)
     assert leader.log.statistics().checkpoint_failures > 0
     assert leader.log.statistics().checkpoints == 0
     disk.heal()
-    await leader.append(frame)
+    await leader.append(refused)
     # With room again the checkpoint catches up, whenever the writer's thread comes to it.
     while not leader.log.statistics().checkpoints:
         await leader.append(leader.frame(2, body=b"x" * 500_000))
+    assert (await leader.log.verify()).position == leader.position
+    await leader.log.close()
+
+
+async def test_a_full_disk_takes_more_when_the_database_has_free_pages(
+    fragile: SqliteStore, disk: RecordingVFS
+) -> None:
+    leader = await Leader.of(fragile.open())
+    for _ in range(2):
+        await leader.append(leader.frame(2, body=b"x" * 1_000_000))
+        await leader.snapshot()
+    await leader.append()
+    await leader.snapshot()
+    await leader.log.trim(4, leader.epoch)
+    await leader.log.close()
+    leader = await Leader.of(fragile.open())
+    await leader.append(leader.frame(2, body=b"x" * 500_000))
+    disk.notice_names()
+    disk.room_bytes = fragile.database.stat().st_size + (fragile.root / "leases.db-wal").stat().st_size
+    frame = leader.frame(2, body=b"x" * 300_000)
+    # Not a byte of room is left, but the WAL can be copied into what the trim freed and start over.
+    with pytest.raises(LogUnavailable):
+        await leader.append(frame)
+    await leader.append(frame)
     assert (await leader.log.verify()).position == leader.position
     await leader.log.close()

@@ -31,14 +31,11 @@ PICKS = st.integers(0, 40)
 
 
 class CoreDriver(RuleBasedStateMachine):
-    sound = False
-    """Whether the last command went through: after a failure its replay would only add noise."""
-
-    @initialize(options=draw.OPTIONS)
-    def start(self, options: QueueOptions) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.state = State()
         self.shadow = State()
-        self.model = Model(draw.plain_options(options))
+        self.model = Model(draw.plain_options(QueueOptions()))
         self.now = START_MS
         self.ids = lease_ids()
         self.events: list[ev.Event] = []
@@ -50,7 +47,14 @@ class CoreDriver(RuleBasedStateMachine):
         self.acknowledged: set[int] = set()
         self.live_before = 0
         self.digest = digest(self.state)
-        self.command(cmd.ChangeOptions(options), lambda: None)
+        self.sound = True
+        """Whether the last command went through: after a failure its replay would only add noise."""
+
+    @initialize(options=draw.OPTIONS)
+    def start(self, options: QueueOptions) -> None:
+        self.command(
+            cmd.ChangeOptions(options), lambda: self.model.change_options(draw.plain_options(options))
+        )
 
     # -- doing a thing twice -------------------------------------------------------------------
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import precondition, rule
 
 from omnirelay.core import commands as cmd
 from tests.builders import lease_id
@@ -16,7 +17,13 @@ from tests.property.model import Record, Token, Who
 from tests.property.strategies import caller_of, new_item_of, token_of
 
 
+def was_leased(machine: CoreDriver) -> bool:
+    return bool(machine.tokens)
+
+
 class WorkRules(CoreDriver):
+    repeat: Callable[[], None] | None = None
+
     # -- coming in -----------------------------------------------------------------------------
 
     @rule(specs=st.lists(draw.MOSTLY_GOOD_SPECS, min_size=1, max_size=4), who=draw.WHO)
@@ -33,6 +40,7 @@ class WorkRules(CoreDriver):
 
     # -- leasing -------------------------------------------------------------------------------
 
+    @precondition(lambda self: bool(self.acknowledged))
     @rule(who=draw.WHO, count=st.integers(1, 4), duration=draw.DURATIONS, request=draw.REQUESTS)
     def grant(self, who: Who, count: int, duration: int | None, request: str | None) -> None:
         done = self.command(
@@ -58,18 +66,45 @@ class WorkRules(CoreDriver):
                 self.tokens.append((token, who))
         return leases
 
-    def _token(self, pick: int, how: str) -> tuple[Token, Who] | None:
+    @rule(
+        specs=st.lists(draw.GOOD_SPECS, min_size=1, max_size=3),
+        who=draw.WHO,
+        request=draw.REQUESTS,
+        mode=st.sampled_from([None, None, "dead", "retry"]),
+    )
+    def enqueue_and_lease(self, specs: list[Record], who: Who, request: str | None, mode: str | None) -> None:
+        """What most stories begin with: some work that is leased, and one piece of it maybe given up."""
+        self.enqueue(specs, who)
+        self.grant(who, len(specs), None, request)
+        if mode is not None and self.tokens:
+            self.fail(1, "", mode, (None, None), None, 0)
+
+    def _token(self, pick: int, how: str) -> tuple[Token, Who]:
         """A token to acknowledge with: of a live lease for most picks, of any lease ever for the others."""
         live = [item["lease"]["token"] for item in self.model.having("leased")]
-        known = [entry for entry in self.tokens if entry[0] in live] if live and pick % 4 else self.tokens
-        return draw.mangle(*known[-1 - pick // 4 % len(known)], how) if known else None
+        known = [entry for entry in self.tokens if entry[0] in live] if live and pick % 5 else self.tokens
+        return draw.mangle(*known[-1 - pick // 5 % len(known)], how)
 
-    @rule(pick=PICKS, how=draw.MANGLED, progress=draw.PROGRESS, late=draw.STEPS_MS)
+    @precondition(was_leased)
+    @rule(pick=PICKS, how=draw.MANGLED, progress=draw.PROGRESS, late=draw.LATE_MS)
     def heartbeat(self, pick: int, how: str, progress: Record | None, late: int) -> None:
-        chosen = self._token(pick, how)
-        if chosen is None:
-            return
-        token, who = chosen
+        self._heartbeat(*self._token(pick, how), progress, late)
+
+    @precondition(was_leased)
+    @rule(
+        pick=PICKS,
+        progress=draw.PROGRESS,
+        every_ms=st.sampled_from([100, 299, 450, 800]),
+        times=st.integers(2, 6),
+    )
+    def keep_heartbeating(self, pick: int, progress: Record | None, every_ms: int, times: int) -> None:
+        """A worker at work, that reports sooner than it has to, or just in time."""
+        token, who = self._token(pick, "")
+        for _ in range(times):
+            self.now += every_ms
+            self._heartbeat(token, who, progress, 0)
+
+    def _heartbeat(self, token: Token, who: Who, progress: Record | None, late: int) -> None:
         given = None if progress is None else cmd.Progress(**progress)
         done = self.command(
             cmd.ExtendLease(token_of(token), caller_of(who), given),
@@ -86,12 +121,13 @@ class WorkRules(CoreDriver):
             assert answer.heartbeat_after_ms == self.model.interval(lease["duration"])
             assert answer.cancel_requested == lease["item"]["cancel"]
 
+    @precondition(was_leased)
     @rule(
         pick=PICKS,
         how=draw.MANGLED,
         result=draw.RESULTS,
         follow_ups=st.one_of(st.just([]), st.lists(draw.MOSTLY_GOOD_SPECS, max_size=3)),
-        late=draw.STEPS_MS,
+        late=draw.LATE_MS,
     )
     def complete(
         self,
@@ -101,10 +137,18 @@ class WorkRules(CoreDriver):
         follow_ups: list[Record],
         late: int,
     ) -> None:
-        chosen = self._token(pick, how)
-        if chosen is None:
-            return
-        token, who = chosen
+        token, who = self._token(pick, how)
+        self.repeat = lambda: self._complete(token, who, result, follow_ups, late)
+        self.repeat()
+
+    def _complete(
+        self,
+        token: Token,
+        who: Who,
+        result: tuple[bytes, str | None] | None,
+        follow_ups: list[Record],
+        late: int,
+    ) -> None:
         body, encoding = result or (None, None)
         items = [new_item_of(spec) for spec in follow_ups]
         done = self.command(
@@ -116,13 +160,14 @@ class WorkRules(CoreDriver):
             assert done[0].follow_up_ids == done[1]
             self.acknowledged |= set(done[1] or ())
 
+    @precondition(was_leased)
     @rule(
         pick=PICKS,
         how=draw.MANGLED,
         mode=st.sampled_from(["retry", "retry", "release", "dead"]),
         error=draw.ERRORS,
         delay=draw.DELAYS,
-        late=draw.STEPS_MS,
+        late=draw.LATE_MS,
     )
     def fail(
         self,
@@ -133,10 +178,19 @@ class WorkRules(CoreDriver):
         delay: int | None,
         late: int,
     ) -> None:
-        chosen = self._token(pick, how)
-        if chosen is None:
-            return
-        token, who = chosen
+        token, who = self._token(pick, how)
+        self.repeat = lambda: self._fail(token, who, mode, error, delay, late)
+        self.repeat()
+
+    def _fail(
+        self,
+        token: Token,
+        who: Who,
+        mode: Any,
+        error: tuple[str | None, str | None],
+        delay: int | None,
+        late: int,
+    ) -> None:
         done = self.command(
             cmd.FailItem(token_of(token), caller_of(who), mode, error[0], error[1], delay),
             lambda: self.model.fail(token, who, mode, error, delay, self.now, self.now - late),
@@ -144,12 +198,21 @@ class WorkRules(CoreDriver):
         )
         self._check_end(done)
 
-    @rule(pick=PICKS, how=draw.MANGLED, delay=draw.DELAYS, late=draw.STEPS_MS)
+    @precondition(was_leased)
+    @rule(pick=PICKS, how=draw.MANGLED, delay=draw.DELAYS, late=draw.LATE_MS)
     def release(self, pick: int, how: str, delay: int | None, late: int) -> None:
-        chosen = self._token(pick, how)
-        if chosen is None:
-            return
-        token, who = chosen
+        token, who = self._token(pick, how)
+        self.repeat = lambda: self._release(token, who, delay, late)
+        self.repeat()
+
+    @precondition(lambda self: self.repeat is not None)
+    @rule()
+    def acknowledge_again(self) -> None:
+        """A caller that did not hear the answer asks again, whatever has happened since."""
+        assert self.repeat is not None
+        self.repeat()
+
+    def _release(self, token: Token, who: Who, delay: int | None, late: int) -> None:
         done = self.command(
             cmd.ReleaseItem(token_of(token), caller_of(who), delay),
             lambda: self.model.release(token, who, delay, self.now, self.now - late),

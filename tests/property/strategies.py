@@ -37,24 +37,24 @@ OPTIONS = st.builds(
     max_undelivered=st.integers(0, 2),
     requeue_delay_ms=st.sampled_from([0, 0, 100, 1_000]),
     retry_delay_max_ms=st.sampled_from([0, 1_500]),
-    capacity=st.integers(2, 12),
-    capacity_bytes=st.sampled_from([30, 200, 10_000]),
-    reserve=st.sampled_from([0, 1, 3, 3, None]),
-    reserve_bytes=st.sampled_from([0, 25, None]),
+    capacity=st.sampled_from([12, 8, 5, 3]),
+    capacity_bytes=st.sampled_from([10_000, 10_000, 60]),
+    reserve=st.sampled_from([3, 3, 1, 0, None]),
+    reserve_bytes=st.sampled_from([None, 25, 0]),
     body_limit=st.just(20),
     dead_letter_max=st.integers(1, 4),
     dead_letter_bytes_max=st.sampled_from([20, 1_000]),
-    result_max=st.integers(0, 4),
-    result_bytes_max=st.sampled_from([5, 1_000]),
-    result_retention_ms=st.sampled_from([0, 5_000, 60_000]),
-    ended_lease_max=st.sampled_from([0, 3, 100, 100]),
-    ended_lease_retention_ms=st.sampled_from([0, 2_000, 60_000]),
-    request_id_max=st.sampled_from([0, 1, 3, 50, 50]),
+    result_max=st.sampled_from([4, 2, 0]),
+    result_bytes_max=st.sampled_from([1_000, 5]),
+    result_retention_ms=st.sampled_from([60_000, 5_000, 0]),
+    ended_lease_max=st.sampled_from([100, 100, 3, 0]),
+    ended_lease_retention_ms=st.sampled_from([60_000, 2_000, 0]),
+    request_id_max=st.sampled_from([50, 50, 3, 1, 0]),
     request_id_retention_ms=st.sampled_from([0, 1_000]),
     request_id_retention_max_ms=st.sampled_from([1_000, 5_000, 60_000]),
 )
 
-STEPS_MS = st.sampled_from([0, 1, 50, 100, 299, 300, 301, 500, 899, 900, 1_000, 3_000, 5_000, 20_000, 60_000])
+STEPS_MS = st.sampled_from([1, 0, 50, 100, 299, 300, 301, 500, 899, 900, 1_000, 3_000, 5_000, 20_000, 60_000])
 
 WHO: st.SearchStrategy[Who] = st.sampled_from(
     [(None, None), (None, "p1"), (None, "p2"), ("alice", "p1"), ("alice", None), ("bob", "p2")]
@@ -92,10 +92,11 @@ PROGRESS: st.SearchStrategy[Record | None] = st.sampled_from(
 RESULTS = st.sampled_from([None, None, (b"r", None), (b"result", "application/json"), (b"x" * 21, None)])
 ERRORS = st.sampled_from([(None, None), ("boom", None), ("boom", "app.boom"), ("", "app.empty")])
 DELAYS = st.sampled_from([None, None, 0, 250, 3_000])
-DURATIONS = st.sampled_from([None, None, 1, 300, 7_000, 10_001])
+DURATIONS = st.sampled_from([None, None, None, None, 1, 300, 7_000, 10_001])
+LATE_MS = st.sampled_from([0, 0, 0, 0, 0, 0, 1, 300, 900, 5_000])
 
 MANGLED = st.sampled_from(
-    ["", "", "", "", "", "", "upper", "fenceless", "fence", "attempt", "lease", "item", "stranger", "silent"]
+    [*[""] * 16, "upper", "fenceless", "fence", "attempt", "lease", "item", "stranger", "silent"]
 )
 
 

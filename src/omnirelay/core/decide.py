@@ -15,7 +15,7 @@ from typing import Any, Final
 from omnirelay.core import commands as cmd
 from omnirelay.core import events as ev
 from omnirelay.core.answers import GrantedLease
-from omnirelay.core.evolve import evolve, evolve_granted
+from omnirelay.core.evolve import evolve_all, evolve_granted
 from omnirelay.core.rules.acknowledge import (
     decide_complete,
     decide_expire,
@@ -62,9 +62,8 @@ def apply(state: State, command: cmd.Command, now_ms: int, arrived_ms: int, ids:
         events, answer = decide_complete(state, command, now_ms, arrived_ms)
     else:
         events, answer = decide(state, command, now_ms, arrived_ms)
-    for event in events:
-        evolve(state, event)
-        out.append(event)
+    evolve_all(state, events)
+    out += events
     return answer
 
 

@@ -7,7 +7,7 @@ live and counters are exact, so that `decide` only has to read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from sys import intern
 from typing import Any, Final
 
@@ -42,6 +42,16 @@ def evolve(state: State, event: ev.Event) -> None:
     _EVOLVE[type(event)](state, event)
     state.sequence = event.sequence_number
     state.time = event.timestamp
+
+
+def evolve_all(state: State, events: Sequence[ev.Event]) -> None:
+    """Evolve events in order. Nothing but the last one's number and time stays of those, so they are set once."""
+    if events:
+        table = _EVOLVE
+        for event in events:
+            table[type(event)](state, event)
+        state.sequence = event.sequence_number
+        state.time = event.timestamp
 
 
 # -- coming in ---------------------------------------------------------------------------------
@@ -141,7 +151,7 @@ def evolve_granted(state: State, event: ev.LeaseGranted) -> None:
     item.state = LEASED
     item.stamp = event.sequence_number
     item.lease = Lease(token, event.peer_id, event.principal, granted_at, deadline, deadline - granted_at, request_key)
-    state.ready.left()
+    state.ready.left(item)
     state.leased.push(deadline, item)
     if request_key is not None:
         state.grants.setdefault(request_key, {})[token.sequence_id] = item
@@ -157,7 +167,7 @@ def _evolve_heartbeat(state: State, event: ev.Heartbeat) -> None:
     if event.expires_at != lease.deadline:
         lease.deadline = event.expires_at
         item.stamp = event.sequence_number
-        state.leased.left()
+        state.leased.left(item)
         state.leased.push(event.expires_at, item)
 
 
@@ -165,7 +175,8 @@ def evolve_completed(state: State, event: ev.Completed) -> None:
     item = state.items[event.ownership.sequence_id]
     now_ms = event.timestamp
     lease = _end_lease(state, item, now_ms, event.sequence_number, COMPLETE)
-    lease.follow_up_ids = event.follow_up_ids
+    if event.follow_up_ids is not None:
+        lease.follow_up_ids = event.follow_up_ids
     if event.result is not None:
         trail = item.with_trail()
         trail.result = event.result
@@ -217,7 +228,7 @@ def _end_lease(state: State, item: Item, now_ms: int, stamp: int, verb: int) -> 
     token = lease.token
     item.lease = None
     item.stamp = stamp
-    state.leased.left()
+    state.leased.left(item)
     if lease.request_key is not None:
         _forget_grant(state, item, lease)
     if verb != COMPLETE:
@@ -307,7 +318,7 @@ def _evolve_cancelled(state: State, event: ev.Cancelled) -> None:
 def _leave_pending(state: State, item: Item, stamp: int) -> None:
     queue: OrderedQueue = state.ready if item.state == READY else state.delayed
     item.stamp = stamp
-    queue.left()
+    queue.left(item)
 
 
 def _evolve_cancel_requested(state: State, event: ev.CancelRequested) -> None:
@@ -414,7 +425,7 @@ def _evolve_time(state: State, event: ev.TimeAdvanced) -> None:
     now_ms = event.timestamp
     for item in state.delayed.up_to(now_ms, FORGET_MAX):
         item.stamp = event.sequence_number
-        state.delayed.left()
+        state.delayed.left(item)
         item.state = READY
         item.not_before = None
         state.ready.push(item.sequence_id, item)

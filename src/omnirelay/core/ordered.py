@@ -36,22 +36,29 @@ class OrderedQueue:
     def push(self, key: int, item: Item) -> None:
         run = self._run
         entry = (key, item.sequence_id, item.stamp, item)
-        if not run or key >= run[-1][0]:
+        if not run or run[-1] < entry:
             run.append(entry)
         else:
             heappush(self._heap, entry)
         self.live += 1
 
-    def left(self) -> None:
-        """An item of this queue has a new stamp: drop stale heads, so that readers need not look."""
+    def left(self, item: Item) -> None:
+        """The item has a new stamp: drop it if it was first, and stale heads, so that readers need not look."""
         self.live = live = self.live - 1
+        run = self._run
+        if run and run[0][3] is item:
+            run.popleft()
+        if len(run) + len(self._heap) != live:
+            self._settle(live)
+
+    def _settle(self, live: int) -> None:
+        """There are stale entries: take them off the heads, and clean up when they outnumber the live ones."""
         run = self._run
         while run and (entry := run[0])[3].stamp != entry[2]:
             run.popleft()
         heap = self._heap
-        if heap:
-            while heap and (entry := heap[0])[3].stamp != entry[2]:
-                heappop(heap)
+        while heap and (entry := heap[0])[3].stamp != entry[2]:
+            heappop(heap)
         if len(run) + len(heap) > 2 * live + _SLACK:
             self._compact()
 

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Final
+
+from omnirelay.core.decide import Ids
 
 _BATCH: Final = 4096
 _TAILS: Final = tuple(f"{n:03x}" for n in range(_BATCH))
 
 
-class LeaseIds:
-    """Each call gives a new id. Ids of one batch share 60 random bits, each has 36 of its own, and a counter in
-    the last three digits keeps them apart for certain."""
+def lease_ids() -> Ids:
+    """Each call of the result gives a new id."""
+    return _generate().__next__
 
-    __slots__ = ("_ready",)
 
-    def __init__(self) -> None:
-        self._ready: list[str] = []
-
-    def __call__(self) -> str:
-        if not self._ready:
-            self._refill()
-        return self._ready.pop()
-
-    def _refill(self) -> None:
+def _generate() -> Iterator[str]:
+    """Ids of one batch share 72 random bits, each has 36 of its own, and a counter in the last three digits keeps
+    them apart for certain."""
+    while True:
         digits = os.urandom(16 + 5 * _BATCH).hex()
         prefix = f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-8{digits[15:18]}-"
-        starts = range(32, len(digits), 10)
-        self._ready = [prefix + digits[start : start + 9] + tail for start, tail in zip(starts, _TAILS, strict=True)]
+        for start, tail in zip(range(32, len(digits), 10), _TAILS, strict=True):
+            yield prefix + digits[start : start + 9] + tail

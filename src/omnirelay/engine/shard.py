@@ -43,7 +43,7 @@ from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import ANONYMOUS, Caller, NewItem, OwnershipToken, Payload
 from omnirelay.core.state import State
 from omnirelay.engine.clock import Clock, ShardTime, SystemClock
-from omnirelay.engine.ids import LeaseIds
+from omnirelay.engine.ids import lease_ids
 from omnirelay.engine.recovery import Progress, rebuild, snapshot_directory
 from omnirelay.engine.requests import AcknowledgeRequest, LeaseRequest
 from omnirelay.engine.settings import EngineSettings
@@ -120,7 +120,7 @@ class Shard:
             epoch=acquired.epoch,
             time=time,
             clock=clock,
-            ids=ids or LeaseIds(),
+            ids=ids or lease_ids(),
             settings=settings,
             on_durable=on_durable,
         )
@@ -560,6 +560,6 @@ async def _take_lead(
     if options is not None:
         first.append(cmd.ChangeOptions(options))
     for command in first:
-        apply(state, command, now_ms, now_ms, LeaseIds(), events)
+        apply(state, command, now_ms, now_ms, lease_ids(), events)
     frame = encode_frame(log.shard, log.log_id, state.generation, acquired.epoch, now_ms, events)
     return await log.append(frame, acquired.position)

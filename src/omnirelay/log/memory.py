@@ -6,6 +6,7 @@ Faults that a disk has can be ordered: see `fail_next_append`.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import threading
 import time
@@ -259,6 +260,9 @@ class MemoryLog:
     async def backup(self, destination: Path) -> None:
         """Write the storage to one file, for `from_backup`."""
         self._check_open()
+        await asyncio.to_thread(self._write_backup, destination)
+
+    def _write_backup(self, destination: Path) -> None:
         if destination.exists():
             raise InvalidArgument(f"{destination} exists already", field="destination", file=str(destination))
         storage = self.storage

@@ -176,6 +176,12 @@ class RecordingVFS(apsw.VFS):
         with self.lock:
             self._write_fault = self._sync_fault = self.room_bytes = None
 
+    @property
+    def lasting(self) -> bool:
+        """Whether something fails, or will, and goes on failing until `heal`."""
+        faults = (self._write_fault, self._sync_fault)
+        return self.room_bytes is not None or any(fault is not None and fault.lasting for fault in faults)
+
     def excepthook(
         self,
         etype: type[BaseException] | None,

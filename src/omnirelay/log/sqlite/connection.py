@@ -23,8 +23,9 @@ APPLICATION_ID: Final = 0x4F524C47
 BUSY_TIMEOUT_MS: Final = 5_000
 
 _CACHE_KIB: Final = 4 * 1024
-"""Nothing is read twice here. Measured: a cache that stays in the processor's is a tenth faster than one of 24 MiB;
-the rare frame that does not fit spills into the WAL early, which costs nothing."""
+"""Nothing is read twice here. Measured: a cache that stays in the processor's is a tenth faster than one of
+24 MiB; the rare frame that does not fit spills into the WAL early, which costs nothing.
+"""
 
 # Losing track of what is on the disk is worse than losing a write: these give the shard up.
 # An I/O error that does not say what failed may have been a flush too.

@@ -251,10 +251,11 @@ class SqliteLog:
 
     def _shut_down(self) -> None:
         self._writing.shutdown()
+        # Readers first: SQLite removes the WAL with the last connection, and only if that one may write.
+        self._reading.shutdown()
         if self._maybe_writer is not None:
             self._maybe_writer.close()
             self._write_witness()
-        self._reading.shutdown()
         if self._lock is not None:
             self._lock.release()
 

@@ -1,0 +1,215 @@
+"""Group commit: what becomes one frame, and when callers hear of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+
+import pytest
+
+from omnirelay.core import commands as cmd
+from omnirelay.core.options import MIB, QueueOptions
+from omnirelay.core.payload import Caller, OwnershipToken
+from omnirelay.core.snapshot import digest
+from omnirelay.engine.settings import EngineSettings
+from omnirelay.engine.shard import Shard
+from omnirelay.errors import InvalidArgument, OmniRelayError
+from omnirelay.log.base import FRAME_BYTES_MAX
+from omnirelay.testing.clock import FakeClock, settle
+from tests.integration.shards import (
+    WORKER,
+    GatedLog,
+    Place,
+    enqueued,
+    events_of,
+    frames_of,
+    item,
+    items,
+    on_every_log,
+    one_lease,
+    soon,
+)
+
+
+@on_every_log
+async def test_many_concurrent_commands_become_few_frames(kind: str, tmp_path: Path) -> None:
+    shard = await Place(kind, tmp_path).open(FakeClock())
+    before = shard.log.statistics().frames
+    answers = await asyncio.gather(*(shard.enqueue(each) for each in items(500)))
+    assert len({answer.results[0].sequence_id for answer in answers}) == 500
+    assert shard.log.statistics().frames - before <= 3
+    await shard.close()
+
+
+@on_every_log
+async def test_a_command_that_changes_nothing_writes_no_frame(kind: str, tmp_path: Path) -> None:
+    shard = await Place(kind, tmp_path).open(FakeClock())
+    before = shard.log.statistics().frames
+    assert await shard.lease(WORKER) == []
+    with pytest.raises(InvalidArgument):
+        await shard.enqueue(item(" "))
+    await shard.stats()
+    assert shard.log.statistics().frames == before
+    await shard.close()
+
+
+async def test_commands_that_come_while_a_frame_is_written_become_the_next_one() -> None:
+    log = GatedLog()
+    shard = await Shard.open(log, clock=FakeClock())
+    log.gate.clear()
+    first = asyncio.ensure_future(shard.enqueue(item("first")))
+    await settle()
+    rest = [asyncio.ensure_future(shard.enqueue(each)) for each in items(50)]
+    await settle()
+    assert len(log.tried) == 2, "LeaderElected and one frame: only one may be in flight"
+    log.gate.set()
+    await soon(asyncio.gather(first, *rest))
+    assert len(log.tried) == 3
+    await shard.close()
+
+
+@pytest.mark.parametrize("together", [1, 2], ids=["alone", "in company"])
+async def test_nothing_is_answered_before_the_frame_it_rests_on_is_durable(together: int) -> None:
+    """A command that comes alone is written on the calling thread; that must not make a difference."""
+    log = GatedLog()
+    shard = await Shard.open(log, clock=FakeClock())
+    [known] = await enqueued(shard)
+    log.gate.clear()
+    writes = [asyncio.ensure_future(shard.enqueue(item(f"new-{n}", request_id=f"r-{n}"))) for n in range(together)]
+    await settle()
+    others: dict[str, asyncio.Future[object]] = {
+        "stats": asyncio.ensure_future(shard.stats()),
+        "peek": asyncio.ensure_future(shard.peek()),
+        "get": asyncio.ensure_future(shard.get(known)),
+        "get by request": asyncio.ensure_future(shard.get(request_id="r-0")),
+        "repeat": asyncio.ensure_future(shard.enqueue(item("new-0", request_id="r-0"))),
+        "conflict": asyncio.ensure_future(shard.enqueue(item("else", request_id="r-0"))),
+        "refusal": asyncio.ensure_future(shard.enqueue(item(" "))),
+        "lease": asyncio.ensure_future(shard.lease(WORKER)),
+        "empty drain": asyncio.ensure_future(shard.redrive(everything=True)),
+    }
+    await settle()
+    early = [name for name, future in others.items() if future.done()]
+    assert not any(write.done() for write in writes)
+    log.gate.set()
+    await soon(asyncio.gather(*writes, *others.values(), return_exceptions=True))
+    await shard.close()
+    assert early == [], "answered from a state that a crash could still take back"
+
+
+async def test_events_beyond_the_limit_of_a_frame_go_to_the_next() -> None:
+    log = GatedLog()
+    shard = await Shard.open(log, clock=FakeClock(), settings=EngineSettings(frame_events_max=10))
+    answers = await soon(asyncio.gather(*(shard.enqueue(each) for each in items(35))))
+    assert [answer.results[0].sequence_id for answer in answers] == list(range(1, 36))
+    assert [frame.count for frame in await frames_of(log)][1:] == [10, 10, 10, 5]
+    await shard.close()
+
+
+# -- frames over 8 MiB ---------------------------------------------------------------------------
+
+
+async def check_frames(shard: Shard) -> None:
+    """No frame is over the limit, and the log gives the state that was served."""
+    assert shard.failure is None, f"the shard was given up: {shard.failure!r}"
+    log = shard.log
+    assert max(len(frame.data) for frame in await frames_of(log)) <= FRAME_BYTES_MAX
+    expected = digest(shard.state)
+    assert digest(await shard.state_at(shard.last_sequence)) == expected
+
+
+@on_every_log
+@pytest.mark.parametrize("calls", ["one call", "many calls"])
+async def test_large_results_are_split_into_frames_at_commands(kind: str, calls: str, tmp_path: Path) -> None:
+    shard = await Place(kind, tmp_path).open(FakeClock())
+    await shard.enqueue(items(12))
+    leases = await shard.lease(WORKER, max_items=12)
+    before = shard.log.statistics().frames
+    commands = [cmd.CompleteItem(lease.token, result=bytes([number]) * MIB) for number, lease in enumerate(leases)]
+    if calls == "one call":
+        outcomes = await soon(shard.acknowledge(commands))
+    else:
+        calling = (shard.complete(each.token, result=each.result) for each in commands)
+        outcomes = await soon(asyncio.gather(*calling))
+    assert not [outcome for outcome in outcomes if isinstance(outcome, OmniRelayError)]
+    assert shard.log.statistics().frames - before >= 2
+    await check_frames(shard)
+    assert (await shard.get(leases[7].sequence_id)).result == b"\x07" * MIB
+    await shard.close()
+
+
+async def refused_as(call: Awaitable[object]) -> str | None:
+    """The code a call is refused with, or None when it is done. Too much for a frame must be known before it is
+    decided: what was decided cannot be taken back.
+    """
+    try:
+        await soon(call)
+    except InvalidArgument as refused:
+        return refused.code
+    return None
+
+
+TOO_LARGE = (None, "resourcelease.payload.too_large")
+
+
+async def test_a_completion_with_large_follow_ups_is_refused_or_written_but_never_ends_the_shard() -> None:
+    shard = await Place("memory", Path()).open(FakeClock(), options=QueueOptions(body_limit=4 * MIB))
+    await enqueued(shard)
+    lease = await one_lease(shard)
+    large = item("then", body=b"b" * (4 * MIB - 100))
+    outcome = await refused_as(shard.complete(lease.token, result=b"r" * (4 * MIB), follow_ups=[large]))
+    await check_frames(shard)
+    assert outcome in TOO_LARGE
+    await shard.close()
+
+
+LONG_NAME = "\N{GRINNING FACE}" * 1024
+"""As long as a name may be, and four bytes a character."""
+
+
+async def test_a_large_batch_from_a_peer_with_a_long_name_never_ends_the_shard() -> None:
+    shard = await Place("memory", Path()).open(FakeClock())
+    outcome = await refused_as(shard.enqueue(items(3_000), caller=Caller(peer_id=LONG_NAME)))
+    await check_frames(shard)
+    assert outcome in TOO_LARGE
+    await shard.close()
+
+
+async def test_many_leases_for_a_peer_with_a_long_name_never_end_the_shard() -> None:
+    shard = await Place("memory", Path()).open(FakeClock())
+    await shard.enqueue(items(1_000))
+    caller = Caller(peer_id=LONG_NAME, principal=LONG_NAME)
+    await refused_as(shard.lease(caller, max_items=1_000, request_id=LONG_NAME))
+    await check_frames(shard)
+    await shard.close()
+
+
+async def test_a_restore_with_long_tokens_never_ends_the_shard() -> None:
+    shard = await Place("memory", Path()).open(FakeClock())
+    await shard.enqueue(items(3_000))
+    page = (await shard.drain(max_items=3_000)).items
+    for each in page:
+        each.last_ownership_token = OwnershipToken(each.sequence_id, 1, LONG_NAME, 1)
+    outcome = await refused_as(shard.restore(page))
+    await check_frames(shard)
+    assert outcome in TOO_LARGE
+    await shard.close()
+
+
+async def test_a_frame_may_hold_a_new_generation_and_still_be_split() -> None:
+    """A restore that brings fences from elsewhere starts a generation in the middle of a frame."""
+    log = GatedLog()
+    shard = await Shard.open(log, clock=FakeClock())
+    await shard.enqueue(items(13))
+    leases = await shard.lease(WORKER, max_items=12)
+    [pending] = (await shard.drain()).items
+    pending.last_ownership_token = OwnershipToken(pending.sequence_id, 1, "x", 1_000_000)
+    completions = [shard.complete(lease.token, result=b"r" * MIB) for lease in leases]
+    await soon(asyncio.gather(*completions, shard.restore([pending]), shard.enqueue(item("after"))))
+    await check_frames(shard)
+    assert shard.state.generation == 2
+    assert (await one_lease(shard)).fence > 1_000_000
+    kinds = [type(event).__name__ for event in await events_of(log)]
+    assert kinds.count("GenerationStarted") == 1
+    await shard.close()

@@ -1,0 +1,246 @@
+"""A log that fails, another writer, and the end: nobody is left waiting, nothing half done is shown."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from omnirelay.engine.shard import Shard
+from omnirelay.errors import LogFenced, LogOutcomeUnknown, LogUnavailable, OmniRelayError, Unavailable
+from omnirelay.log import MemoryLog
+from omnirelay.log.base import Frame, Position
+from omnirelay.log.memory import Fault
+from omnirelay.testing.clock import FakeClock, settle
+from tests.integration.shards import (
+    NAMESPACE,
+    WORKER,
+    GatedLog,
+    Place,
+    enqueued,
+    item,
+    items,
+    kinds_of,
+    on_every_log,
+    soon,
+)
+
+UNAVAILABLE = "error.resourcelease.log_unavailable"
+
+in_company = pytest.mark.parametrize("together", [1, 3], ids=["alone", "in company"])
+"""One command alone is appended on the calling thread, several on another one."""
+
+
+class Answers:
+    """Calls of every kind that wait, and how each ended."""
+
+    def __init__(self, shard: Shard, known: int) -> None:
+        self.calls: dict[str, asyncio.Future[object]] = {
+            "lease": asyncio.ensure_future(shard.lease(WORKER, wait_ms=60_000)),
+            "get": asyncio.ensure_future(shard.get(known, wait_ms=60_000)),
+        }
+
+    async def outcomes(self) -> dict[str, object]:
+        """What each got; a call that got nothing within a few seconds is a hang."""
+        await asyncio.wait(self.calls.values(), timeout=5)
+        return {
+            name: (call.exception() or call.result()) if call.done() else "still waits"
+            for name, call in self.calls.items()
+        }
+
+
+async def a_leased_item(shard: Shard) -> int:
+    [known] = await enqueued(shard)
+    await shard.lease(WORKER)
+    return known
+
+
+# -- the disk is full ------------------------------------------------------------------------------
+
+
+@in_company
+async def test_a_frame_the_store_refused_is_tried_again_with_the_same_bytes(together: int) -> None:
+    log, clock = GatedLog(), FakeClock()
+    shard = await Shard.open(log, clock=clock)
+    log.fail_next_append("definite")
+    log.fail_next_append("definite")
+    before = len(log.tried)
+    calls = [asyncio.ensure_future(shard.enqueue(each)) for each in items(together)]
+    await settle()
+    assert isinstance(shard.failure, LogUnavailable)
+    for refused in (shard.enqueue(item("later")), shard.stats(), shard.lease(WORKER)):
+        with pytest.raises(LogUnavailable) as intake:
+            await soon(refused)
+        assert intake.value.code == UNAVAILABLE
+        assert intake.value.retry_after_ms
+    assert not any(call.done() for call in calls)
+    await clock.advance(100)
+    await clock.advance(100)
+    await soon(asyncio.gather(*calls))
+    assert shard.failure is None
+    assert len(set(log.tried[before:])) == 1
+    assert len(log.tried[before:]) == 3
+    assert (await shard.stats()).ready_count == together
+    assert (await kinds_of(log)).count("Enqueue") == together
+    await shard.close()
+
+
+@in_company
+async def test_closing_while_the_disk_is_full_answers_everyone(together: int) -> None:
+    log, clock = GatedLog(), FakeClock()
+    shard = await Shard.open(log, clock=clock)
+    known = await a_leased_item(shard)
+    waiting = Answers(shard, known)
+    await settle()
+    for _ in range(100):
+        log.fail_next_append("definite")
+    calls = [asyncio.ensure_future(shard.enqueue(each)) for each in items(together)]
+    await settle()
+    await soon(shard.close())
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    assert [type(outcome) for outcome in outcomes] == [LogUnavailable] * together
+    assert "still waits" not in (await waiting.outcomes()).values()
+    tried = len(log.tried)
+    await clock.advance(1_000)
+    assert len(log.tried) == tried, "a closed shard must not write any more"
+
+
+async def test_a_disk_that_fills_up_during_the_close_does_not_hold_it_up() -> None:
+    log, clock = GatedLog(), FakeClock()
+    shard = await Shard.open(log, clock=clock)
+    for _ in range(100):
+        log.fail_next_append("definite")
+    call = asyncio.ensure_future(shard.enqueue(item()))
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(shard.close())
+    await settle()
+    await clock.advance(5_000)
+    done, _ = await asyncio.wait([closing, call], timeout=5)
+    assert done == {closing, call}
+    assert isinstance(call.exception(), LogUnavailable)
+
+
+# -- outcome unknown, another writer ---------------------------------------------------------------
+
+
+@in_company
+@pytest.mark.parametrize("fault", ["unknown-lost", "unknown-kept"])
+async def test_an_unknown_outcome_gives_the_shard_up_and_the_next_start_learns_it(fault: Fault, together: int) -> None:
+    log, clock = GatedLog(), FakeClock()
+    shard = await Shard.open(log, clock=clock)
+    known = await a_leased_item(shard)
+    waiting = Answers(shard, known)
+    await settle()
+    log.fail_next_append(fault)
+    calls = [asyncio.ensure_future(shard.enqueue(each)) for each in items(together)]
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    assert [type(outcome) for outcome in outcomes] == [LogOutcomeUnknown] * together
+    for outcome in (await waiting.outcomes()).values():
+        assert isinstance(outcome, LogOutcomeUnknown)
+    for refused in (shard.enqueue(item("later")), shard.stats(), shard.lease(WORKER)):
+        with pytest.raises(LogOutcomeUnknown):
+            await soon(refused)
+    await soon(shard.close())
+    shard = await Shard.open(log.reopen(), clock=clock)
+    found = await shard.stats()
+    assert found.ready_count + found.active_lease_count == 1 + (together if fault == "unknown-kept" else 0)
+    await shard.close()
+
+
+@in_company
+async def test_a_shard_that_was_taken_over_gives_up(together: int) -> None:
+    log, clock = MemoryLog(NAMESPACE), FakeClock()
+    old = await Shard.open(log, clock=clock, owner="old")
+    known = await a_leased_item(old)
+    waiting = Answers(old, known)
+    await settle()
+    new = await Shard.open(log.reopen(), clock=clock, owner="new")
+    calls = [asyncio.ensure_future(old.enqueue(each)) for each in items(together)]
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    assert [type(outcome) for outcome in outcomes] == [LogFenced] * together
+    for outcome in (await waiting.outcomes()).values():
+        assert isinstance(outcome, LogFenced)
+    await enqueued(new)
+    await soon(old.close())
+    await new.close()
+
+
+class BrokenLog(MemoryLog):
+    """A store with a bug: it raises what no store may raise."""
+
+    broken = False
+
+    async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
+        if self.broken:
+            raise RuntimeError("a bug in the store")
+        return await super().append(frame, expected, inline=inline)
+
+
+@in_company
+async def test_an_internal_error_answers_everyone_too(together: int) -> None:
+    log, clock = BrokenLog(NAMESPACE), FakeClock()
+    shard = await Shard.open(log, clock=clock)
+    known = await a_leased_item(shard)
+    waiting = Answers(shard, known)
+    await settle()
+    log.broken = True
+    calls = [asyncio.ensure_future(shard.enqueue(each)) for each in items(together)]
+    _, hanging = await asyncio.wait(calls, timeout=5)
+    assert not hanging, f"{len(hanging)} callers were never answered"
+    for call in calls:
+        assert isinstance(call.exception(), OmniRelayError)
+    for outcome in (await waiting.outcomes()).values():
+        assert isinstance(outcome, OmniRelayError)
+    await soon(shard.close())
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+@on_every_log
+async def test_closing_answers_who_waits_and_is_safe_twice(kind: str, tmp_path: Path) -> None:
+    place = Place(kind, tmp_path)
+    shard = await place.open(FakeClock())
+    known = await a_leased_item(shard)
+    waiting = Answers(shard, known)
+    await settle()
+    await soon(shard.close())
+    await soon(shard.close())
+    outcomes = await waiting.outcomes()
+    assert outcomes["lease"] == []
+    assert outcomes["get"] != "still waits"
+    for refused in (shard.enqueue(item()), shard.lease(WORKER)):
+        with pytest.raises(Unavailable) as closed:
+            await soon(refused)
+        assert closed.value.code == "error.resourcelease.draining"
+    shard = await place.open(FakeClock())
+    assert (await shard.stats()).active_lease_count == 1
+    await shard.close()
+
+
+@on_every_log
+async def test_what_was_decided_before_the_close_is_durable_and_answered(kind: str, tmp_path: Path) -> None:
+    place = Place(kind, tmp_path)
+    shard = await place.open(FakeClock())
+    calls = [asyncio.ensure_future(shard.enqueue(each)) for each in items(20)]
+    await asyncio.sleep(0)
+    await soon(shard.close())
+    outcomes = await soon(asyncio.gather(*calls, return_exceptions=True))
+    taken = [outcome for outcome in outcomes if not isinstance(outcome, OmniRelayError)]
+    shard = await place.open(FakeClock())
+    assert (await shard.stats()).ready_count == len(taken)
+    await shard.close()
+
+
+@on_every_log
+async def test_a_killed_shard_leaves_what_was_durable_and_nothing_else(kind: str, tmp_path: Path) -> None:
+    place, clock = Place(kind, tmp_path), FakeClock()
+    shard = await place.open(clock)
+    ids = await enqueued(shard, *items(3))
+    place.crash(shard)
+    with pytest.raises(Unavailable):
+        await shard.enqueue(item())
+    shard = await place.open(clock)
+    assert [view.sequence_id for view in (await shard.peek()).items] == ids
+    await shard.close()

@@ -1,0 +1,251 @@
+"""Following a shard, waiting for an item, and looking into the past."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from omnirelay.core.events import Event
+from omnirelay.core.snapshot import digest
+from omnirelay.engine.shard import Shard
+from omnirelay.errors import NotFound, OmniRelayError, OutOfRange
+from omnirelay.testing.clock import FakeClock, settle
+from tests.integration.shards import (
+    GatedLog,
+    Place,
+    enqueued,
+    item,
+    items,
+    kinds_of,
+    on_every_log,
+    one_lease,
+    soon,
+)
+
+
+async def take(events: AsyncIterator[Event], count: int) -> list[str]:
+    return [type(await soon(anext(events))).__name__ for _ in range(count)]
+
+
+@on_every_log
+async def test_a_tail_gives_the_past_and_goes_on_with_what_comes(kind: str, tmp_path: Path) -> None:
+    shard = await Place(kind, tmp_path).open(FakeClock())
+    await enqueued(shard)
+    tail = shard.tail(1)
+    assert await take(tail, 2) == ["LeaderElected", "Enqueue"]
+    following = asyncio.ensure_future(take(tail, 2))
+    await settle()
+    assert not following.done()
+    lease = await one_lease(shard)
+    await shard.complete(lease.token)
+    assert await soon(following) == ["LeaseGranted", "Completed"]
+    from_now = asyncio.ensure_future(take(shard.tail(), 1))
+    await settle()
+    await enqueued(shard)
+    assert await soon(from_now) == ["Enqueue"]
+    await shard.close()
+    assert [event async for event in tail if event.sequence_number < 5] == []
+
+
+async def test_a_tail_sees_durable_events_only() -> None:
+    log = GatedLog()
+    shard = await Shard.open(log, clock=FakeClock())
+    following = asyncio.ensure_future(take(shard.tail(), 3))
+    await settle()
+    log.gate.clear()
+    writes = [asyncio.ensure_future(shard.enqueue(each)) for each in items(3)]
+    await settle()
+    assert not following.done()
+    log.gate.set()
+    await soon(asyncio.gather(*writes))
+    assert await soon(following) == ["Enqueue"] * 3
+    await shard.close()
+
+
+@on_every_log
+async def test_a_tail_ends_when_the_shard_does(kind: str, tmp_path: Path) -> None:
+    shard = await Place(kind, tmp_path).open(FakeClock())
+    all_seen = asyncio.Event()
+    seen = 0
+
+    async def follow() -> None:
+        nonlocal seen
+        async for _ in shard.tail(1):
+            seen += 1
+            if seen == 4:
+                all_seen.set()
+
+    following = asyncio.ensure_future(follow())
+    await enqueued(shard, *items(3))
+    await soon(all_seen.wait())
+    await soon(shard.close())
+    await soon(following)
+    assert seen == 4
+
+
+@on_every_log
+async def test_a_tail_that_is_behind_when_the_shard_closes_ends_too(kind: str, tmp_path: Path) -> None:
+    """Wherever the reading is by then; what it raises, if anything, is one of our errors."""
+    foreign: list[BaseException] = []
+    for rounds in range(25):
+        shard = await Place(kind, tmp_path / str(rounds)).open(FakeClock())
+
+        async def follow(shard: Shard = shard) -> None:
+            async for _ in shard.tail(1):
+                pass
+
+        following = asyncio.ensure_future(follow())
+        await settle()
+        await enqueued(shard)
+        await settle(rounds)
+        await soon(shard.close())
+        [outcome] = await soon(asyncio.gather(following, return_exceptions=True))
+        if outcome is not None and not isinstance(outcome, OmniRelayError):
+            foreign.append(outcome)
+    assert foreign == []
+
+
+async def test_a_tail_crosses_into_a_new_generation(tmp_path: Path) -> None:
+    clock = FakeClock()
+    shard = await Place("memory", tmp_path).open(clock)
+    await enqueued(shard)
+    [pending] = (await shard.drain()).items
+    following = asyncio.ensure_future(take(shard.tail(), 3))
+    await settle()
+    other = await Place("memory", tmp_path).open(clock)
+    await enqueued(other, *items(10))
+    foreign = await one_lease(other)
+    pending.last_ownership_token = foreign.token
+    await other.close()
+    await shard.restore([pending])
+    await enqueued(shard)
+    assert await soon(following) == ["GenerationStarted", "RestoreSnapshot", "Enqueue"]
+    assert (await one_lease(shard)).fence > foreign.fence
+    await shard.close()
+
+
+@on_every_log
+async def test_the_state_at_an_earlier_event_is_what_it_was(kind: str, tmp_path: Path) -> None:
+    shard = await Place(kind, tmp_path).open(FakeClock())
+    digests: dict[int, str] = {}
+    for number in range(5):
+        await enqueued(shard, item(f"{number}"))
+        digests[shard.last_sequence] = digest(shard.state)
+        lease = await one_lease(shard)
+        digests[shard.last_sequence] = digest(shard.state)
+        await shard.complete(lease.token)
+        digests[shard.last_sequence] = digest(shard.state)
+    for sequence, expected in digests.items():
+        assert digest(await shard.state_at(sequence)) == expected
+    assert (await shard.state_at(0)).sequence == 0
+    with pytest.raises(OutOfRange):
+        await shard.state_at(shard.last_sequence + 1)
+    await shard.close()
+
+
+# -- waiting for an item ------------------------------------------------------------------------
+
+
+@on_every_log
+@pytest.mark.parametrize("end", ["completed", "dead", "cancelled"])
+async def test_get_waits_for_the_end_of_the_item(end: str, kind: str, tmp_path: Path) -> None:
+    shard = await Place(kind, tmp_path).open(FakeClock())
+    [sequence_id] = await enqueued(shard)
+    waiting = asyncio.ensure_future(shard.get(sequence_id, wait_ms=60_000))
+    await settle()
+    lease = await one_lease(shard)
+    await shard.heartbeat(lease.token)
+    assert not waiting.done()
+    if end == "completed":
+        await shard.complete(lease.token, result=b"well", result_encoding="text/plain")
+    elif end == "dead":
+        await shard.fail(lease.token, mode="dead")
+    else:
+        await shard.cancel(sequence_id, force=True)
+    view = await soon(waiting)
+    assert view.state == end
+    assert view.result == (b"well" if end == "completed" else None)
+    assert (await soon(shard.get(sequence_id, wait_ms=60_000))).state == end
+    await shard.close()
+
+
+async def test_get_by_request_id_waits_too() -> None:
+    shard = await Place("memory", Path()).open(FakeClock())
+    await enqueued(shard, item(request_id="r"))
+    waiting = asyncio.ensure_future(shard.get(request_id="r", wait_ms=60_000))
+    await settle()
+    lease = await one_lease(shard)
+    await shard.complete(lease.token)
+    assert (await soon(waiting)).state == "completed"
+    await shard.close()
+
+
+async def test_get_gives_the_item_as_it_is_when_its_time_is_over() -> None:
+    clock = FakeClock()
+    shard = await Place("memory", Path()).open(clock)
+    [sequence_id] = await enqueued(shard)
+    waiting = asyncio.ensure_future(shard.get(sequence_id, wait_ms=1_000))
+    await settle()
+    await clock.advance(1_000)
+    assert (await soon(waiting)).state == "ready"
+    await shard.close()
+
+
+async def test_get_says_so_when_the_item_leaves_while_it_waits() -> None:
+    shard = await Place("memory", Path()).open(FakeClock())
+    [sequence_id] = await enqueued(shard)
+    waiting = asyncio.ensure_future(shard.get(sequence_id, wait_ms=60_000))
+    await settle()
+    await shard.drain()
+    with pytest.raises(NotFound):
+        await soon(waiting)
+    await shard.close()
+
+
+async def test_the_end_of_an_item_is_shown_when_it_is_durable() -> None:
+    log = GatedLog()
+    shard = await Shard.open(log, clock=FakeClock())
+    [sequence_id] = await enqueued(shard)
+    lease = await one_lease(shard)
+    waiting = asyncio.ensure_future(shard.get(sequence_id, wait_ms=60_000))
+    await settle()
+    log.gate.clear()
+    completing = asyncio.ensure_future(shard.complete(lease.token))
+    await settle()
+    late = asyncio.ensure_future(shard.get(sequence_id, wait_ms=60_000))
+    await settle()
+    early = [waiting.done(), late.done()]
+    log.gate.set()
+    await soon(completing)
+    assert {(await soon(waiting)).state, (await soon(late)).state} == {"completed"}
+    assert early == [False, False]
+    await shard.close()
+
+
+async def test_a_cancelled_get_is_forgotten() -> None:
+    shard = await Place("memory", Path()).open(FakeClock())
+    [sequence_id] = await enqueued(shard)
+    waiting = asyncio.ensure_future(shard.get(sequence_id, wait_ms=60_000))
+    await settle()
+    waiting.cancel()
+    await settle()
+    lease = await one_lease(shard)
+    await shard.complete(lease.token)
+    assert waiting.cancelled()
+    assert await kinds_of(shard.log, 4) == ["Completed"]
+    await shard.close()
+
+
+async def test_reads_are_answered_from_one_moment() -> None:
+    """A read that comes behind a write sees it; one that came before does not."""
+    shard = await Place("memory", Path()).open(FakeClock())
+    before = asyncio.ensure_future(shard.stats())
+    write = asyncio.ensure_future(shard.enqueue(item()))
+    after = asyncio.ensure_future(shard.stats())
+    counts = [(await soon(read)).ready_count for read in (before, after)]
+    assert not isinstance(await write, OmniRelayError)
+    assert counts == [0, 1]
+    await shard.close()

@@ -1,0 +1,311 @@
+"""What a shard is after a restart: its leases, its options, its numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from omnirelay.core.options import QueueOptions
+from omnirelay.core.snapshot import digest
+from omnirelay.engine.shard import Shard
+from omnirelay.errors import FailedPrecondition
+from omnirelay.log import MemoryLog, SqliteLog
+from omnirelay.testing.clock import FakeClock
+from tests.integration.shards import (
+    NAMESPACE,
+    WORKER,
+    Place,
+    enqueued,
+    events_of,
+    item,
+    items,
+    kinds_of,
+    on_every_log,
+    one_lease,
+    soon,
+)
+
+GENERATION_JUMP = 1 << 32
+
+
+@on_every_log
+async def test_a_restart_moves_live_deadlines_by_the_time_nobody_was_there(kind: str, tmp_path: Path) -> None:
+    place, clock = Place(kind, tmp_path), FakeClock()
+    shard = await place.open(clock)
+    [sequence_id] = await enqueued(shard)
+    lease = await one_lease(shard, lease_duration_ms=10_000)
+    place.crash(shard)
+    clock.move(3_600_000)
+    shard = await place.open(clock)
+    view = await shard.get(sequence_id)
+    assert (view.state, view.expires_at) == ("leased", lease.expires_at + 3_600_000)
+    await clock.advance(9_999)
+    await shard.complete(lease.token)
+    await shard.close()
+
+
+@on_every_log
+async def test_a_lease_nobody_takes_up_after_a_restart_runs_out(kind: str, tmp_path: Path) -> None:
+    place, clock = Place(kind, tmp_path), FakeClock()
+    shard = await place.open(clock)
+    [sequence_id] = await enqueued(shard)
+    lease = await one_lease(shard, lease_duration_ms=10_000)
+    await clock.advance(4_000)
+    await shard.heartbeat(lease.token)
+    place.crash(shard)
+    clock.move(3_600_000)
+    shard = await place.open(clock)
+    await clock.advance(10_000)
+    assert (await shard.get(sequence_id)).state == "ready"
+    with pytest.raises(FailedPrecondition):
+        await shard.complete(lease.token)
+    await shard.close()
+
+
+@on_every_log
+async def test_the_shard_says_at_every_heartbeat_interval_that_it_lives_while_leases_do(
+    kind: str, tmp_path: Path
+) -> None:
+    place, clock = Place(kind, tmp_path), FakeClock()
+    shard = await place.open(clock)
+    await enqueued(shard)
+    before = shard.last_sequence
+    await clock.advance(60_000)
+    assert shard.last_sequence == before, "without leases there is nothing to prove"
+    lease = await one_lease(shard, lease_duration_ms=60_000)
+    for _ in range(6):
+        await clock.advance(5_000)
+    await soon(shard.stats())
+    times = [event.timestamp for event in await events_of(shard.log, lease.fence)]
+    assert len(times) == 7
+    assert all(later - earlier <= 5_000 for earlier, later in itertools.pairwise(times))
+    place.crash(shard)
+    clock.move(100_000)
+    shard = await place.open(clock)
+    view = await shard.get(lease.sequence_id)
+    assert view.expires_at == lease.expires_at + 100_000
+    await shard.close()
+
+
+async def test_time_never_goes_back_when_the_wall_clock_does() -> None:
+    place, clock = Place("memory", Path()), FakeClock()
+    shard = await place.open(clock)
+    await enqueued(shard)
+    lease = await one_lease(shard, lease_duration_ms=10_000)
+    place.crash(shard)
+    clock.jump_wall(-3_600_000)
+    shard = await place.open(clock)
+    assert (await shard.get(lease.sequence_id)).expires_at == lease.expires_at
+    times = [event.timestamp for event in await events_of(shard.log)]
+    assert times == sorted(times)
+    await shard.close()
+
+
+@on_every_log
+async def test_the_state_after_a_restart_is_the_one_that_was_served(kind: str, tmp_path: Path) -> None:
+    place, clock = Place(kind, tmp_path), FakeClock()
+    shard = await place.open(clock)
+    await enqueued(shard, *items(6), item("later", delay_ms=1_000), item("known", request_id="r"))
+    done, failed, *_ = await shard.lease(WORKER, max_items=4)
+    await shard.complete(done.token, result=b"well", follow_ups=[item("then")])
+    await shard.fail(failed.token, mode="dead", reason="broken")
+    await shard.cancel(6)
+    served, sequence = digest(shard.state), shard.last_sequence
+    place.crash(shard)
+    shard = await place.open(clock)
+    assert digest(await shard.state_at(sequence)) == served
+    await shard.close()
+
+
+async def test_an_empty_body_gives_the_same_digest_live_and_replayed() -> None:
+    """An empty body is empty however it was made; msgspec tells defaults apart by identity."""
+    shard = await Place("memory", Path()).open(FakeClock())
+    nothing = int("0")
+    await enqueued(shard, item(body=b"x" * nothing))
+    assert digest(await shard.state_at(shard.last_sequence)) == digest(shard.state)
+    await shard.close()
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+@on_every_log
+async def test_options_change_by_an_event_and_survive(kind: str, tmp_path: Path) -> None:
+    place, clock = Place(kind, tmp_path), FakeClock()
+    shard = await place.open(clock, options=QueueOptions(lease_duration_ms=1_000))
+    await shard.close()
+    shard = await place.open(clock, options=QueueOptions(lease_duration_ms=1_000))
+    await shard.close()
+    shard = await place.open(clock)
+    assert shard.state.options.lease_duration_ms == 1_000
+    await shard.change_options(QueueOptions(lease_duration_ms=2_000))
+    await enqueued(shard)
+    assert (await one_lease(shard)).remaining_ms == 2_000
+    place.crash(shard)
+    shard = await place.open(clock)
+    assert shard.state.options == QueueOptions(lease_duration_ms=2_000)
+    assert (await kinds_of(shard.log)).count("OptionsChanged") == 2
+    await shard.close()
+
+
+# -- history that is not proven complete -------------------------------------------------------------
+
+
+async def an_old_fence(shard: Shard) -> int:
+    await enqueued(shard, *items(3))
+    return (await one_lease(shard, lease_duration_ms=10_000)).fence
+
+
+async def check_new_generation(shard: Shard, old_fence: int) -> None:
+    assert shard.state.generation == 2
+    assert (await kinds_of(shard.log)).count("GenerationStarted") == 1
+    assert (await one_lease(shard)).fence > old_fence + GENERATION_JUMP
+    [new_id] = await enqueued(shard, item("new"))
+    assert new_id > GENERATION_JUMP
+    await shard.log.verify()
+
+
+async def test_a_log_without_its_witness_starts_a_generation(tmp_path: Path) -> None:
+    place, clock = Place("sqlite", tmp_path), FakeClock()
+    shard = await place.open(clock)
+    fence = await an_old_fence(shard)
+    await shard.close()
+    os.remove(tmp_path / NAMESPACE / "leases.witness")
+    shard = await place.open(clock)
+    await check_new_generation(shard, fence)
+    await shard.close()
+    shard = await place.open(clock)
+    assert shard.state.generation == 2, "once is enough"
+    await shard.close()
+
+
+@on_every_log
+async def test_a_restored_backup_starts_a_generation(kind: str, tmp_path: Path) -> None:
+    clock = FakeClock()
+    shard = await Place(kind, tmp_path / "here").open(clock)
+    fence = await an_old_fence(shard)
+    await shard.log.backup(tmp_path / "backup" / NAMESPACE)
+    lost = await one_lease(shard)
+    await shard.close()
+    restored = (
+        MemoryLog.from_backup(tmp_path / "backup" / NAMESPACE)
+        if kind == "memory"
+        else SqliteLog.open(tmp_path / "backup", NAMESPACE)
+    )
+    shard = await Shard.open(restored, clock=clock)
+    await check_new_generation(shard, max(fence, lost.fence))
+    await shard.close()
+
+
+@on_every_log
+async def test_live_deadlines_move_on_a_restored_backup_too(kind: str, tmp_path: Path) -> None:
+    clock = FakeClock()
+    shard = await Place(kind, tmp_path / "here").open(clock)
+    await enqueued(shard)
+    lease = await one_lease(shard, lease_duration_ms=10_000)
+    await shard.log.backup(tmp_path / "backup" / NAMESPACE)
+    await shard.close()
+    clock.move(3_600_000)
+    restored = (
+        MemoryLog.from_backup(tmp_path / "backup" / NAMESPACE)
+        if kind == "memory"
+        else SqliteLog.open(tmp_path / "backup", NAMESPACE)
+    )
+    shard = await Shard.open(restored, clock=clock)
+    view = await shard.get(lease.sequence_id)
+    assert (view.state, view.expires_at) == ("leased", lease.expires_at + 3_600_000)
+    await shard.complete(lease.token)
+    await shard.close()
+
+
+# -- snapshots and trimming --------------------------------------------------------------------------
+
+
+def replayed(caplog: pytest.LogCaptureFixture) -> tuple[int, int | None]:
+    """How many events the last start replayed, and the snapshot it began with."""
+    opened = [record for record in caplog.records if record.message == "shard_opened"][-1]
+    return opened.__dict__["replayed"], opened.__dict__["snapshot"]
+
+
+async def test_a_restart_replays_only_what_follows_the_snapshot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "omnirelay.engine")
+    place, clock = Place("sqlite", tmp_path), FakeClock()
+    shard = await place.open(clock)
+    await enqueued(shard, *items(50))
+    record = await shard.snapshot()
+    assert record.sequence == shard.last_sequence
+    assert record.digest == digest(shard.state)
+    await enqueued(shard, *items(7, "later"))
+    served, sequence = digest(shard.state), shard.last_sequence
+    place.crash(shard)
+    shard = await place.open(clock)
+    assert replayed(caplog) == (7, record.sequence)
+    assert digest(await shard.state_at(sequence)) == served
+    await shard.close()
+
+
+async def test_a_snapshot_does_not_hold_the_shard_up(tmp_path: Path) -> None:
+    shard = await Place("sqlite", tmp_path).open(FakeClock())
+    await enqueued(shard)
+    snapshot = asyncio.ensure_future(shard.snapshot())
+    count = 0
+    while not snapshot.done():
+        await soon(shard.enqueue(item(f"meanwhile-{count}")))
+        count += 1
+    assert count > 1
+    assert (await snapshot).sequence < shard.last_sequence
+    await shard.close()
+
+
+async def test_a_shard_whose_name_is_not_its_directory_makes_snapshots(tmp_path: Path) -> None:
+    log = SqliteLog.open(tmp_path, "directory", shard="name")
+    shard = await Shard.open(log, clock=FakeClock())
+    await enqueued(shard)
+    assert (await shard.snapshot()).sequence == shard.last_sequence
+    await shard.close()
+
+
+async def two_snapshots(shard: Shard) -> tuple[int, int]:
+    await enqueued(shard, *items(20))
+    older = (await shard.snapshot()).sequence
+    await enqueued(shard, *items(20, "later"))
+    newer = (await shard.snapshot()).sequence
+    await enqueued(shard, *items(20, "last"))
+    return older, newer
+
+
+async def test_a_trim_keeps_what_the_two_newest_snapshots_need(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "omnirelay.engine")
+    place, clock = Place("sqlite", tmp_path), FakeClock()
+    shard = await place.open(clock)
+    older, newer = await two_snapshots(shard)
+    assert (await shard.trim()).sequence == 0, "history is kept for a day by default"
+    anchor = await shard.trim(retention_ms=0)
+    assert 0 < anchor.sequence < older + 1
+    served = digest(shard.state)
+    place.crash(shard)
+    # The newest turns out to be unreadable: the one before must do.
+    shutil.rmtree(tmp_path / NAMESPACE / "snapshots" / f"{newer:020d}")
+    shard = await place.open(clock)
+    assert replayed(caplog)[1] == older
+    assert digest(await shard.state_at(shard.last_sequence - 1)) == served
+    await shard.log.verify()
+    await shard.close()
+
+
+async def test_a_shard_trims_itself_after_a_snapshot_and_keeps_its_retention(tmp_path: Path) -> None:
+    place, clock = Place("sqlite", tmp_path), FakeClock()
+    shard = await place.open(clock)
+    await two_snapshots(shard)
+    await clock.advance(24 * 3_600_000 + 1)
+    assert (await shard.trim()).sequence > 0
+    await shard.close()
