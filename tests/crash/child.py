@@ -24,7 +24,7 @@ from omnirelay.log.sqlite import SqliteLog
 from tests.crash import variants, volatile
 from tests.crash.plan import NAMESPACE, Plan
 from tests.crash.recorder import Recorder
-from tests.crash.workload import OPTIONS, Workload
+from tests.crash.workload import OPTIONS, SETTINGS, Workload
 
 
 def die_at(name: str, hit: int) -> None:
@@ -48,7 +48,8 @@ async def main(plan: Plan) -> None:
     recorder = Recorder(plan.round)
     try:
         log = open_log(plan)
-        shard = await Shard.open(log, options=OPTIONS, owner=f"child-{plan.round}")
+        settings = SETTINGS[plan.seed % len(SETTINGS)]
+        shard = await Shard.open(log, options=OPTIONS, settings=settings, owner=f"child-{plan.round}")
     except OmniRelayError as error:
         recorder.say("refused_to_open", code=error.code)
         return

@@ -19,6 +19,7 @@ from omnirelay.core.events import FailMode
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import Caller, NewItem, OwnershipToken, Payload
 from omnirelay.core.snapshot import digest
+from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import OmniRelayError
 from tests.crash.plan import Plan
@@ -32,6 +33,13 @@ OPTIONS = QueueOptions(
     requeue_delay_ms=4,
     retry_delay_max_ms=50,
 )
+
+SETTINGS = (
+    EngineSettings(),
+    EngineSettings(stage_events_min=2),
+    EngineSettings(stage_events_min=2, frame_events_max=4),
+)
+"""The seed chooses: plain, with a frame decided behind the one in flight, and with calls cut in two by frames."""
 
 PRODUCERS = 2
 WORKERS = 4
@@ -186,7 +194,7 @@ class Worker:
         random, shard = self.random, self.workload.shard
         self.made += 1
         request_id = f"{self.workload.plan.round}.{self.name}.{self.made}" if random.random() < 0.3 else None
-        items_max = random.choice((1, 1, 3))
+        items_max = random.choice((1, 1, 3, 8))
         duration_ms = random.choice((15, 40, 1_500, 3_000, None))
 
         def answer() -> Awaitable[list[GrantedLease]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -86,6 +86,15 @@ async def enqueued(shard: Shard, *wanted: NewItem) -> list[int]:
 async def one_lease(shard: Shard, **how: Any) -> GrantedLease:
     [lease] = await shard.lease(WORKER, **how)
     return lease
+
+
+def start(call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Have a call run beside the test. Whether it failed is the test's to ask; if that never comes to it, its own
+    failure is the one to read.
+    """
+    task = asyncio.get_running_loop().create_task(call)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 async def soon(awaitable: Awaitable[T]) -> T:

@@ -29,6 +29,7 @@ from tests.integration.shards import (
     on_every_log,
     one_lease,
     soon,
+    start,
 )
 
 
@@ -58,9 +59,9 @@ async def test_commands_that_come_while_a_frame_is_written_become_the_next_one()
     log = GatedLog()
     shard = await Shard.open(log, clock=FakeClock())
     log.gate.clear()
-    first = asyncio.ensure_future(shard.enqueue(item("first")))
+    first = start(shard.enqueue(item("first")))
     await settle()
-    rest = [asyncio.ensure_future(shard.enqueue(each)) for each in items(50)]
+    rest = [start(shard.enqueue(each)) for each in items(50)]
     await settle()
     assert len(log.tried) == 2, "LeaderElected and one frame: only one may be in flight"
     log.gate.set()
@@ -76,18 +77,18 @@ async def test_nothing_is_answered_before_the_frame_it_rests_on_is_durable(toget
     shard = await Shard.open(log, clock=FakeClock())
     [known] = await enqueued(shard)
     log.gate.clear()
-    writes = [asyncio.ensure_future(shard.enqueue(item(f"new-{n}", request_id=f"r-{n}"))) for n in range(together)]
+    writes = [start(shard.enqueue(item(f"new-{n}", request_id=f"r-{n}"))) for n in range(together)]
     await settle()
     others: dict[str, asyncio.Future[object]] = {
-        "stats": asyncio.ensure_future(shard.stats()),
-        "peek": asyncio.ensure_future(shard.peek()),
-        "get": asyncio.ensure_future(shard.get(known)),
-        "get by request": asyncio.ensure_future(shard.get(request_id="r-0")),
-        "repeat": asyncio.ensure_future(shard.enqueue(item("new-0", request_id="r-0"))),
-        "conflict": asyncio.ensure_future(shard.enqueue(item("else", request_id="r-0"))),
-        "refusal": asyncio.ensure_future(shard.enqueue(item(" "))),
-        "lease": asyncio.ensure_future(shard.lease(WORKER)),
-        "empty drain": asyncio.ensure_future(shard.redrive(everything=True)),
+        "stats": start(shard.stats()),
+        "peek": start(shard.peek()),
+        "get": start(shard.get(known)),
+        "get by request": start(shard.get(request_id="r-0")),
+        "repeat": start(shard.enqueue(item("new-0", request_id="r-0"))),
+        "conflict": start(shard.enqueue(item("else", request_id="r-0"))),
+        "refusal": start(shard.enqueue(item(" "))),
+        "lease": start(shard.lease(WORKER)),
+        "empty drain": start(shard.redrive(everything=True)),
     }
     await settle()
     early = [name for name, future in others.items() if future.done()]

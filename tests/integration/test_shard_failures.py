@@ -24,6 +24,7 @@ from tests.integration.shards import (
     kinds_of,
     on_every_log,
     soon,
+    start,
 )
 
 UNAVAILABLE = "error.resourcelease.log_unavailable"
@@ -37,8 +38,8 @@ class Answers:
 
     def __init__(self, shard: Shard, known: int) -> None:
         self.calls: dict[str, asyncio.Future[object]] = {
-            "lease": asyncio.ensure_future(shard.lease(WORKER, wait_ms=60_000)),
-            "get": asyncio.ensure_future(shard.get(known, wait_ms=60_000)),
+            "lease": start(shard.lease(WORKER, wait_ms=60_000)),
+            "get": start(shard.get(known, wait_ms=60_000)),
         }
 
     async def outcomes(self) -> dict[str, object]:
@@ -66,7 +67,7 @@ async def test_a_frame_the_store_refused_is_tried_again_with_the_same_bytes(toge
     log.fail_next_append("definite")
     log.fail_next_append("definite")
     before = len(log.tried)
-    calls = [asyncio.ensure_future(shard.enqueue(each)) for each in items(together)]
+    calls = [start(shard.enqueue(each)) for each in items(together)]
     await settle()
     assert isinstance(shard.failure, LogUnavailable)
     for refused in (shard.enqueue(item("later")), shard.stats(), shard.lease(WORKER)):
@@ -95,7 +96,7 @@ async def test_closing_while_the_disk_is_full_answers_everyone(together: int) ->
     await settle()
     for _ in range(100):
         log.fail_next_append("definite")
-    calls = [asyncio.ensure_future(shard.enqueue(each)) for each in items(together)]
+    calls = [start(shard.enqueue(each)) for each in items(together)]
     await settle()
     await soon(shard.close())
     outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
@@ -111,9 +112,9 @@ async def test_a_disk_that_fills_up_during_the_close_does_not_hold_it_up() -> No
     shard = await Shard.open(log, clock=clock)
     for _ in range(100):
         log.fail_next_append("definite")
-    call = asyncio.ensure_future(shard.enqueue(item()))
+    call = start(shard.enqueue(item()))
     await asyncio.sleep(0)
-    closing = asyncio.ensure_future(shard.close())
+    closing = start(shard.close())
     await settle()
     await clock.advance(5_000)
     done, _ = await asyncio.wait([closing, call], timeout=5)
@@ -133,7 +134,7 @@ async def test_an_unknown_outcome_gives_the_shard_up_and_the_next_start_learns_i
     waiting = Answers(shard, known)
     await settle()
     log.fail_next_append(fault)
-    calls = [asyncio.ensure_future(shard.enqueue(each)) for each in items(together)]
+    calls = [start(shard.enqueue(each)) for each in items(together)]
     outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
     assert [type(outcome) for outcome in outcomes] == [LogOutcomeUnknown] * together
     for outcome in (await waiting.outcomes()).values():
@@ -156,7 +157,7 @@ async def test_a_shard_that_was_taken_over_gives_up(together: int) -> None:
     waiting = Answers(old, known)
     await settle()
     new = await Shard.open(log.reopen(), clock=clock, owner="new")
-    calls = [asyncio.ensure_future(old.enqueue(each)) for each in items(together)]
+    calls = [start(old.enqueue(each)) for each in items(together)]
     outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
     assert [type(outcome) for outcome in outcomes] == [LogFenced] * together
     for outcome in (await waiting.outcomes()).values():
@@ -185,7 +186,7 @@ async def test_an_internal_error_answers_everyone_too(together: int) -> None:
     waiting = Answers(shard, known)
     await settle()
     log.broken = True
-    calls = [asyncio.ensure_future(shard.enqueue(each)) for each in items(together)]
+    calls = [start(shard.enqueue(each)) for each in items(together)]
     _, hanging = await asyncio.wait(calls, timeout=5)
     assert not hanging, f"{len(hanging)} callers were never answered"
     for call in calls:
@@ -223,7 +224,7 @@ async def test_closing_answers_who_waits_and_is_safe_twice(kind: str, tmp_path: 
 async def test_what_was_decided_before_the_close_is_durable_and_answered(kind: str, tmp_path: Path) -> None:
     place = Place(kind, tmp_path)
     shard = await place.open(FakeClock())
-    calls = [asyncio.ensure_future(shard.enqueue(each)) for each in items(20)]
+    calls = [start(shard.enqueue(each)) for each in items(20)]
     await asyncio.sleep(0)
     await soon(shard.close())
     outcomes = await soon(asyncio.gather(*calls, return_exceptions=True))

@@ -26,6 +26,7 @@ from tests.integration.shards import (
     on_every_log,
     one_lease,
     soon,
+    start,
 )
 
 # -- waiting ---------------------------------------------------------------------------------------
@@ -36,7 +37,7 @@ async def test_waiting_lease_calls_are_served_in_the_order_they_came(kind: str, 
     shard = await Place(kind, tmp_path).open(FakeClock())
     waiting = []
     for name in ("a", "b", "c"):
-        waiting.append(asyncio.ensure_future(shard.lease(Caller(peer_id=name), wait_ms=10_000)))
+        waiting.append(start(shard.lease(Caller(peer_id=name), wait_ms=10_000)))
         await settle()
     [first] = await enqueued(shard)
     [lease] = await soon(waiting[0])
@@ -49,7 +50,7 @@ async def test_waiting_lease_calls_are_served_in_the_order_they_came(kind: str, 
 
 async def test_a_call_that_comes_later_does_not_overtake_one_that_waits() -> None:
     shard = await Place("memory", Path()).open(FakeClock())
-    waits = asyncio.ensure_future(shard.lease(Caller(peer_id="first"), wait_ms=10_000))
+    waits = start(shard.lease(Caller(peer_id="first"), wait_ms=10_000))
     await settle()
     _, later = await asyncio.gather(shard.enqueue(item()), shard.lease(Caller(peer_id="later")))
     assert later == []
@@ -59,7 +60,7 @@ async def test_a_call_that_comes_later_does_not_overtake_one_that_waits() -> Non
 
 async def test_a_call_without_waiting_gets_what_is_left_when_the_line_is_served() -> None:
     shard = await Place("memory", Path()).open(FakeClock())
-    waits = asyncio.ensure_future(shard.lease(Caller(peer_id="first"), wait_ms=10_000))
+    waits = start(shard.lease(Caller(peer_id="first"), wait_ms=10_000))
     await settle()
     _, later = await asyncio.gather(shard.enqueue(items(2)), shard.lease(Caller(peer_id="later")))
     assert [lease.owner for lease in await soon(waits)] == ["first"]
@@ -71,7 +72,7 @@ async def test_a_call_without_waiting_gets_what_is_left_when_the_line_is_served(
 async def test_a_call_whose_time_is_over_gets_an_empty_list(kind: str, tmp_path: Path) -> None:
     clock = FakeClock()
     shard = await Place(kind, tmp_path).open(clock)
-    call = asyncio.ensure_future(shard.lease(WORKER, wait_ms=1_000))
+    call = start(shard.lease(WORKER, wait_ms=1_000))
     await settle()
     await clock.advance(999)
     assert not call.done()
@@ -86,10 +87,10 @@ async def test_an_empty_answer_waits_for_what_is_being_written() -> None:
     """Time runs out while the frame that would have served the call is on its way: no item is lost by it."""
     log, clock = GatedLog(), FakeClock()
     shard = await Shard.open(log, clock=clock)
-    call = asyncio.ensure_future(shard.lease(WORKER, wait_ms=1_000))
+    call = start(shard.lease(WORKER, wait_ms=1_000))
     await settle()
     log.gate.clear()
-    coming = asyncio.ensure_future(shard.enqueue(item()))
+    coming = start(shard.enqueue(item()))
     await settle()
     await clock.advance(2_000)
     assert not call.done()
@@ -101,8 +102,8 @@ async def test_an_empty_answer_waits_for_what_is_being_written() -> None:
 
 async def test_a_cancelled_call_leaves_the_line() -> None:
     shard = await Place("memory", Path()).open(FakeClock())
-    gone = asyncio.ensure_future(shard.lease(Caller(peer_id="gone"), wait_ms=10_000))
-    stays = asyncio.ensure_future(shard.lease(Caller(peer_id="stays"), wait_ms=10_000))
+    gone = start(shard.lease(Caller(peer_id="gone"), wait_ms=10_000))
+    stays = start(shard.lease(Caller(peer_id="stays"), wait_ms=10_000))
     await settle()
     gone.cancel()
     await settle()
@@ -118,8 +119,8 @@ async def test_a_grant_whose_caller_is_gone_is_released_in_the_next_frame(togeth
     shard = await Shard.open(log, clock=FakeClock())
     [sequence_id] = await enqueued(shard)
     log.gate.clear()
-    call = asyncio.ensure_future(shard.lease(WORKER))
-    others = [asyncio.ensure_future(shard.enqueue(item(f"other-{n}"))) for n in range(1, together)]
+    call = start(shard.lease(WORKER))
+    others = [start(shard.enqueue(item(f"other-{n}"))) for n in range(1, together)]
     await settle()
     call.cancel()
     await settle()
@@ -139,7 +140,7 @@ async def test_every_grant_of_many_callers_that_are_gone_is_released() -> None:
     for batch in range(2):
         await shard.enqueue(items(6_000, f"batch-{batch}"))
     log.gate.clear()
-    calls = [asyncio.ensure_future(shard.lease(WORKER, max_items=1_000)) for _ in range(12)]
+    calls = [start(shard.lease(WORKER, max_items=1_000)) for _ in range(12)]
     await settle()
     for call in calls:
         call.cancel()
@@ -155,7 +156,7 @@ async def test_a_caller_cancelled_in_the_moment_of_the_answer_gives_its_lease_ba
     """The answer is there, the caller has not looked at it yet, and now it is cancelled."""
     shard = await Place("memory", Path()).open(FakeClock())
     [sequence_id] = await enqueued(shard)
-    call = asyncio.ensure_future(shard.lease(WORKER))
+    call = start(shard.lease(WORKER))
 
     def cancel() -> None:
         call.cancel()
@@ -170,7 +171,7 @@ async def test_a_caller_cancelled_in_the_moment_of_the_answer_gives_its_lease_ba
 
 async def test_one_call_too_many_is_refused_instead_of_waiting() -> None:
     shard = await Place("memory", Path()).open(FakeClock(), settings=EngineSettings(waiting_leases_max=1))
-    waits = asyncio.ensure_future(shard.lease(WORKER, wait_ms=1_000))
+    waits = start(shard.lease(WORKER, wait_ms=1_000))
     await settle()
     with pytest.raises(ResourceExhausted) as refused:
         await shard.lease(WORKER, wait_ms=1_000)
@@ -210,9 +211,9 @@ async def test_a_repeat_gets_the_same_leases_after_a_restart() -> None:
 
 async def test_a_repeat_while_the_first_call_waits_gets_the_same_leases() -> None:
     shard = await Place("memory", Path()).open(FakeClock())
-    first = asyncio.ensure_future(shard.lease(WORKER, wait_ms=10_000, request_id="r"))
+    first = start(shard.lease(WORKER, wait_ms=10_000, request_id="r"))
     await settle()
-    repeat = asyncio.ensure_future(shard.lease(WORKER, wait_ms=10_000, request_id="r"))
+    repeat = start(shard.lease(WORKER, wait_ms=10_000, request_id="r"))
     await settle()
     await enqueued(shard)
     [lease] = await soon(first)
@@ -231,10 +232,10 @@ async def test_an_acknowledgement_that_came_in_time_counts_even_when_decided_lat
     await enqueued(shard)
     lease = await one_lease(shard, lease_duration_ms=1_000)
     log.gate.clear()
-    busy = asyncio.ensure_future(shard.enqueue(item("busy")))
+    busy = start(shard.enqueue(item("busy")))
     await settle()
     await clock.advance(999)
-    in_time = asyncio.ensure_future(shard.complete(lease.token))
+    in_time = start(shard.complete(lease.token))
     await settle()
     await clock.advance(5_000)
     log.gate.set()
@@ -250,10 +251,10 @@ async def test_an_acknowledgement_that_came_too_late_is_refused() -> None:
     await enqueued(shard)
     lease = await one_lease(shard, lease_duration_ms=1_000)
     log.gate.clear()
-    busy = asyncio.ensure_future(shard.enqueue(item("busy")))
+    busy = start(shard.enqueue(item("busy")))
     await settle()
     await clock.advance(1_000)
-    late = asyncio.ensure_future(shard.complete(lease.token))
+    late = start(shard.complete(lease.token))
     await settle()
     log.gate.set()
     await soon(busy)
@@ -270,9 +271,9 @@ async def test_acknowledgements_that_came_in_time_count_when_they_take_several_f
         await shard.enqueue(each)
     leases = [await one_lease(shard, lease_duration_ms=1_000) for _ in range(5)]
     log.gate.clear()
-    busy = asyncio.ensure_future(shard.enqueue(item("busy")))
+    busy = start(shard.enqueue(item("busy")))
     await settle()
-    in_time = asyncio.ensure_future(shard.acknowledge([cmd.CompleteItem(lease.token) for lease in leases]))
+    in_time = start(shard.acknowledge([cmd.CompleteItem(lease.token) for lease in leases]))
     await settle()
     await clock.advance(5_000)
     log.gate.set()
@@ -288,10 +289,10 @@ async def test_expiries_stand_last_in_a_frame() -> None:
     await enqueued(shard, *items(2))
     kept, lost = await shard.lease(WORKER, max_items=2, lease_duration_ms=1_000)
     log.gate.clear()
-    busy = asyncio.ensure_future(shard.enqueue(item("busy")))
+    busy = start(shard.enqueue(item("busy")))
     await settle()
     after = log.storage.head.position.sequence + 2
-    calls = [asyncio.ensure_future(shard.enqueue(item("meanwhile"))), asyncio.ensure_future(shard.complete(kept.token))]
+    calls = [start(shard.enqueue(item("meanwhile"))), start(shard.complete(kept.token))]
     await settle()
     await clock.advance(1_000)
     log.gate.set()
@@ -337,7 +338,7 @@ async def test_a_delayed_item_becomes_ready_when_its_time_comes(kind: str, tmp_p
     clock = FakeClock()
     shard = await Place(kind, tmp_path).open(clock)
     [sequence_id] = await enqueued(shard, item(delay_ms=500))
-    call = asyncio.ensure_future(shard.lease(WORKER, wait_ms=10_000))
+    call = start(shard.lease(WORKER, wait_ms=10_000))
     await settle()
     await clock.advance(499)
     assert not call.done()

@@ -23,6 +23,7 @@ from tests.integration.shards import (
     on_every_log,
     one_lease,
     soon,
+    start,
 )
 
 
@@ -36,13 +37,13 @@ async def test_a_tail_gives_the_past_and_goes_on_with_what_comes(kind: str, tmp_
     await enqueued(shard)
     tail = shard.tail(1)
     assert await take(tail, 2) == ["LeaderElected", "Enqueue"]
-    following = asyncio.ensure_future(take(tail, 2))
+    following = start(take(tail, 2))
     await settle()
     assert not following.done()
     lease = await one_lease(shard)
     await shard.complete(lease.token)
     assert await soon(following) == ["LeaseGranted", "Completed"]
-    from_now = asyncio.ensure_future(take(shard.tail(), 1))
+    from_now = start(take(shard.tail(), 1))
     await settle()
     await enqueued(shard)
     assert await soon(from_now) == ["Enqueue"]
@@ -53,10 +54,10 @@ async def test_a_tail_gives_the_past_and_goes_on_with_what_comes(kind: str, tmp_
 async def test_a_tail_sees_durable_events_only() -> None:
     log = GatedLog()
     shard = await Shard.open(log, clock=FakeClock())
-    following = asyncio.ensure_future(take(shard.tail(), 3))
+    following = start(take(shard.tail(), 3))
     await settle()
     log.gate.clear()
-    writes = [asyncio.ensure_future(shard.enqueue(each)) for each in items(3)]
+    writes = [start(shard.enqueue(each)) for each in items(3)]
     await settle()
     assert not following.done()
     log.gate.set()
@@ -78,7 +79,7 @@ async def test_a_tail_ends_when_the_shard_does(kind: str, tmp_path: Path) -> Non
             if seen == 4:
                 all_seen.set()
 
-    following = asyncio.ensure_future(follow())
+    following = start(follow())
     await enqueued(shard, *items(3))
     await soon(all_seen.wait())
     await soon(shard.close())
@@ -97,7 +98,7 @@ async def test_a_tail_that_is_behind_when_the_shard_closes_ends_too(kind: str, t
             async for _ in shard.tail(1):
                 pass
 
-        following = asyncio.ensure_future(follow())
+        following = start(follow())
         await settle()
         await enqueued(shard)
         await settle(rounds)
@@ -113,7 +114,7 @@ async def test_a_tail_crosses_into_a_new_generation(tmp_path: Path) -> None:
     shard = await Place("memory", tmp_path).open(clock)
     await enqueued(shard)
     [pending] = (await shard.drain()).items
-    following = asyncio.ensure_future(take(shard.tail(), 3))
+    following = start(take(shard.tail(), 3))
     await settle()
     other = await Place("memory", tmp_path).open(clock)
     await enqueued(other, *items(10))
@@ -154,7 +155,7 @@ async def test_the_state_at_an_earlier_event_is_what_it_was(kind: str, tmp_path:
 async def test_get_waits_for_the_end_of_the_item(end: str, kind: str, tmp_path: Path) -> None:
     shard = await Place(kind, tmp_path).open(FakeClock())
     [sequence_id] = await enqueued(shard)
-    waiting = asyncio.ensure_future(shard.get(sequence_id, wait_ms=60_000))
+    waiting = start(shard.get(sequence_id, wait_ms=60_000))
     await settle()
     lease = await one_lease(shard)
     await shard.heartbeat(lease.token)
@@ -175,7 +176,7 @@ async def test_get_waits_for_the_end_of_the_item(end: str, kind: str, tmp_path: 
 async def test_get_by_request_id_waits_too() -> None:
     shard = await Place("memory", Path()).open(FakeClock())
     await enqueued(shard, item(request_id="r"))
-    waiting = asyncio.ensure_future(shard.get(request_id="r", wait_ms=60_000))
+    waiting = start(shard.get(request_id="r", wait_ms=60_000))
     await settle()
     lease = await one_lease(shard)
     await shard.complete(lease.token)
@@ -187,7 +188,7 @@ async def test_get_gives_the_item_as_it_is_when_its_time_is_over() -> None:
     clock = FakeClock()
     shard = await Place("memory", Path()).open(clock)
     [sequence_id] = await enqueued(shard)
-    waiting = asyncio.ensure_future(shard.get(sequence_id, wait_ms=1_000))
+    waiting = start(shard.get(sequence_id, wait_ms=1_000))
     await settle()
     await clock.advance(1_000)
     assert (await soon(waiting)).state == "ready"
@@ -197,7 +198,7 @@ async def test_get_gives_the_item_as_it_is_when_its_time_is_over() -> None:
 async def test_get_says_so_when_the_item_leaves_while_it_waits() -> None:
     shard = await Place("memory", Path()).open(FakeClock())
     [sequence_id] = await enqueued(shard)
-    waiting = asyncio.ensure_future(shard.get(sequence_id, wait_ms=60_000))
+    waiting = start(shard.get(sequence_id, wait_ms=60_000))
     await settle()
     await shard.drain()
     with pytest.raises(NotFound):
@@ -210,12 +211,12 @@ async def test_the_end_of_an_item_is_shown_when_it_is_durable() -> None:
     shard = await Shard.open(log, clock=FakeClock())
     [sequence_id] = await enqueued(shard)
     lease = await one_lease(shard)
-    waiting = asyncio.ensure_future(shard.get(sequence_id, wait_ms=60_000))
+    waiting = start(shard.get(sequence_id, wait_ms=60_000))
     await settle()
     log.gate.clear()
-    completing = asyncio.ensure_future(shard.complete(lease.token))
+    completing = start(shard.complete(lease.token))
     await settle()
-    late = asyncio.ensure_future(shard.get(sequence_id, wait_ms=60_000))
+    late = start(shard.get(sequence_id, wait_ms=60_000))
     await settle()
     early = [waiting.done(), late.done()]
     log.gate.set()
@@ -228,7 +229,7 @@ async def test_the_end_of_an_item_is_shown_when_it_is_durable() -> None:
 async def test_a_cancelled_get_is_forgotten() -> None:
     shard = await Place("memory", Path()).open(FakeClock())
     [sequence_id] = await enqueued(shard)
-    waiting = asyncio.ensure_future(shard.get(sequence_id, wait_ms=60_000))
+    waiting = start(shard.get(sequence_id, wait_ms=60_000))
     await settle()
     waiting.cancel()
     await settle()
@@ -242,9 +243,9 @@ async def test_a_cancelled_get_is_forgotten() -> None:
 async def test_reads_are_answered_from_one_moment() -> None:
     """A read that comes behind a write sees it; one that came before does not."""
     shard = await Place("memory", Path()).open(FakeClock())
-    before = asyncio.ensure_future(shard.stats())
-    write = asyncio.ensure_future(shard.enqueue(item()))
-    after = asyncio.ensure_future(shard.stats())
+    before = start(shard.stats())
+    write = start(shard.enqueue(item()))
+    after = start(shard.stats())
     counts = [(await soon(read)).ready_count for read in (before, after)]
     assert not isinstance(await write, OmniRelayError)
     assert counts == [0, 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import shutil
@@ -28,6 +27,7 @@ from tests.integration.shards import (
     on_every_log,
     one_lease,
     soon,
+    start,
 )
 
 GENERATION_JUMP = 1 << 32
@@ -254,7 +254,7 @@ async def test_a_restart_replays_only_what_follows_the_snapshot(
 async def test_a_snapshot_does_not_hold_the_shard_up(tmp_path: Path) -> None:
     shard = await Place("sqlite", tmp_path).open(FakeClock())
     await enqueued(shard)
-    snapshot = asyncio.ensure_future(shard.snapshot())
+    snapshot = start(shard.snapshot())
     count = 0
     while not snapshot.done():
         await soon(shard.enqueue(item(f"meanwhile-{count}")))

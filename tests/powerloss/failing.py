@@ -46,7 +46,7 @@ class FailingDisk:
     def __init__(self, directory: Path, vfs: RecordingVFS, seed: int, *, patience: int = 0) -> None:
         """`patience`: how many more tries in vain the operator waits for before mending the disk."""
         self.story = Story()
-        self.script = Script(seed)
+        self.script = Script(seed, company=0.8)
         self.vfs = vfs
         self._directory = directory
         self._home = directory / NAMESPACE

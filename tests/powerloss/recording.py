@@ -97,11 +97,20 @@ def noting_witnesses(
 
 
 async def record(
-    directory: Path, seed: int, commands: int, *, restarts: int = 1, synchronous: Synchronous = "FULL"
+    directory: Path,
+    seed: int,
+    commands: int,
+    *,
+    restarts: int = 1,
+    synchronous: Synchronous = "FULL",
+    due: int = 0,
 ) -> Recording:
-    """Run a script over a recording VFS. The shard is closed and started anew `restarts` times on the way."""
+    """Run a script over a recording VFS. The shard is closed and started anew `restarts` times on the way.
+
+    `due`: what the directory holds already and must keep.
+    """
     script = Script(seed)
-    acknowledged: list[tuple[int, int]] = []
+    acknowledged: list[tuple[int, int]] = [(0, due)]
     witnesses: list[tuple[int, int, bytes]] = []
     starts: list[int] = []
     with RecordingVFS() as vfs:

@@ -36,8 +36,10 @@ Command: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 class Script:
     """Draws command after command. One object goes on over restarts of the shard."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, company: float = 0.4) -> None:
+        """`company` is how often several commands come at once."""
         self.random = Random(seed)
+        self._company = company
         self.clock = FakeClock()
         self.commands = 0
         """How many were answered, refusals included."""
@@ -71,7 +73,7 @@ class Script:
             await self.step(end - self.commands)
 
     async def step(self, commands_max: int) -> None:
-        at_once = 1 if self.random.random() < 0.6 else self.random.randint(2, 7)
+        at_once = self.random.randint(2, 7) if self.random.random() < self._company else 1
         commands = [self.draw() for _ in range(min(at_once, commands_max))]
         outcomes = await asyncio.gather(
             *(self.answered(command) for command in commands), return_exceptions=True
@@ -105,10 +107,10 @@ class Script:
     async def rest(self) -> None:
         """Wait until all that was decided is durable, and take down the state."""
         shard = self.live
-        await settle()
+        await settle(5)
         await shard.stats()
         while shard.state.sequence != shard.last_sequence:
-            await settle()
+            await settle(5)
             await shard.stats()
         self.note()
         self.digests[shard.last_sequence] = digest(shard.state)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 from omnirelay.core.answers import ItemView, Page, Stats
-from omnirelay.core.intake import check_number, refuse, request_key
+from omnirelay.core.intake import check_required_number, refuse, request_key
 from omnirelay.core.items import COMPLETED, DEAD, DELAYED, LEASED, READY, STATE_NAMES, Item, Trail
 from omnirelay.core.payload import Caller
 from omnirelay.core.rules.handling import SCAN_MAX, find_item, matches
@@ -69,7 +72,8 @@ def dead_letters(
     items_max: int = 100,
 ) -> Page:
     """A page of dead letters, the longest dead first. A page may be short and still have a `next`."""
-    check_number("maxItems", items_max, 1, PAGE_MAX)
+    check_required_number("maxItems", items_max, 1, PAGE_MAX)
+    check_required_number("after", after, 0, 1 << 62)
     if sequence_id is not None:
         item = find_item(state, sequence_id)
         if item.state != DEAD:
@@ -90,40 +94,32 @@ def dead_letters(
 
 
 def peek(
-    state: State,
-    *,
-    state_name: str = "ready",
-    resource_type: str | None = None,
-    after: int = 0,
-    items_max: int = 100,
+    state: State, *, state_name: str = "ready", resource_type: str | None = None, after: int = 0, items_max: int = 100
 ) -> Page:
-    """A page of items in one state, in the order the shard itself would take them.
+    """A page of items in one state, in the order the shard itself would take them; leased ones by deadline.
 
-    Meant for people and dashboards: it looks at no more than SCAN_MAX items a call, from the front of
-    the queue; `after` is the sequence id the page before ended with.
+    Meant for people and dashboards: `after` counts the items passed over, so a page may repeat or miss an item that
+    moved meanwhile. Dead letters are listed exactly, see `dead_letters`. A page may be short and still have a `next`.
     """
-    check_number("maxItems", items_max, 1, PAGE_MAX)
+    check_required_number("maxItems", items_max, 1, PAGE_MAX)
+    check_required_number("after", after, 0, 1 << 53)
     if state_name not in STATE_NAMES:
         refuse("state", f"must be one of {', '.join(STATE_NAMES)}")
     wanted = STATE_NAMES.index(state_name)
     if wanted == DEAD:
         return dead_letters(state, resource_type=resource_type, after=after, items_max=items_max)
     queue = {READY: state.ready, DELAYED: state.delayed, LEASED: state.leased}.get(wanted)
-    source = iter(state.finished) if queue is None else iter(queue)
+    source: Iterator[Item] = iter(state.finished) if queue is None else iter(queue)
     total = len(state.finished) if queue is None else queue.live
     page: list[ItemView] = []
-    skipping = after != 0
-    last = after
-    for item in source:
-        if skipping:
-            skipping = item.sequence_id != after
-            continue
+    passed = after
+    for item in islice(source, after, after + SCAN_MAX):
         if len(page) >= items_max:
-            return Page(page, last, total)
-        last = item.sequence_id
+            return Page(page, passed, total)
+        passed += 1
         if item.state == wanted and matches(item, resource_type, None):
             page.append(view(item))
-    return Page(page, None, total)
+    return Page(page, passed if passed < total else None, total)
 
 
 def stats(state: State, now_ms: int) -> Stats:

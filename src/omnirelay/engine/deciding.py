@@ -12,7 +12,7 @@ from typing import Any
 
 from omnirelay.core.commands import AdvanceTime, Command, CompleteItem, EnforceCaps, ExpireLeases
 from omnirelay.core.decide import Ids, apply
-from omnirelay.core.rules.grant import check_grant
+from omnirelay.core.rules.grant import check_grant, repeated_grants
 from omnirelay.core.state import State
 from omnirelay.engine.requests import (
     AcknowledgeRequest,
@@ -133,9 +133,14 @@ class Decider:
 
     def _lease(self, batch: Batch, request: LeaseRequest, now_ms: int) -> None:
         check_grant(self.state, request.command)
+        if request.command.request_id is not None:
+            # A repeat only gets back what the first call was granted, so it need not wait for anybody.
+            repeated = repeated_grants(self.state, request.command, now_ms)
+            if repeated:
+                batch.answer(request.future, repeated)
+                return
         # Whoever came first is served first: behind others even a call that could be served joins the line.
-        # A repeat of an earlier call only gets back what it has, so it need not wait for anybody.
-        if (not self._line or request.command.request_id is not None) and self._grant(batch, request, now_ms):
+        if not self._line and self._grant(batch, request, now_ms):
             return
         if request.wait_ms <= 0:
             batch.answer(request.future, [])
@@ -152,7 +157,7 @@ class Decider:
             self._line.join(request)
 
     def _grant(self, batch: Batch, request: LeaseRequest, now_ms: int) -> bool:
-        if request.command.request_id is None and not self.state.ready.live:
+        if not self.state.ready.live:
             return False
         granted = apply(self.state, request.command, now_ms, now_ms, self._ids, batch.events)
         batch.commands.append(len(batch.events))
@@ -165,7 +170,7 @@ class Decider:
         line = self._line
         while line and self.state.ready.live and len(batch.events) < self._events_max:
             request = line.first()
-            if not self._grant(batch, request, now_ms):
+            if not request.future.done() and not self._grant(batch, request, now_ms):
                 return
             line.leave(request)
 

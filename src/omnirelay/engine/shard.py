@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -98,7 +99,8 @@ class Shard:
         clock = clock or SystemClock()
         settings = settings or EngineSettings()
         acquired = await log.acquire(owner)
-        recovered = await rebuild(log, progress=progress)
+        with _collector_away(settings.freeze_after_recovery):
+            recovered = await rebuild(log, progress=progress)
         if recovered.position != acquired.position:
             raise LogDamaged(
                 f"replay ended at {recovered.position.sequence}, the head of the log is at "
@@ -125,9 +127,6 @@ class Shard:
             on_durable=on_durable,
         )
         writer.position = await _take_lead(log, state, acquired, owner, options, time.now_ms())
-        if settings.freeze_after_recovery:
-            gc.collect()
-            gc.freeze()
         shard = cls(log, writer, acquired.epoch, settings, clock)
         shard._events_since_snapshot = recovered.replayed_events
         writer.start()
@@ -529,6 +528,21 @@ class Shard:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+
+
+@contextmanager
+def _collector_away(wanted: bool) -> Iterator[None]:
+    """Keep the garbage collector off a state while it is built, and away from it for good afterwards."""
+    pause = wanted and gc.isenabled()
+    if pause:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if pause:
+            gc.enable()
+        if wanted:
+            gc.freeze()
 
 
 def _selection(

@@ -3,7 +3,7 @@
 The helper starts from the last snapshot, replays the frames after it, writes the result, reads it back
 from the disk and compares digests. What it prints is the record for the log:
 
-    python -m omnirelay.engine.snapshotter DIRECTORY NAMESPACE
+    python -m omnirelay.engine.snapshotter DIRECTORY NAMESPACE SHARD TIME_MS
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ async def make_snapshot_in_helper(log: EventLog, created_ms: int) -> SnapshotRec
         "omnirelay.engine.snapshotter",
         os.fspath(directory.parent),
         directory.name,
+        log.shard,
         str(created_ms),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -84,9 +85,9 @@ async def make_snapshot_in_helper(log: EventLog, created_ms: int) -> SnapshotRec
     return msgspec.json.decode(output, type=SnapshotRecord)
 
 
-async def _main(directory: Path, namespace: str, created_ms: int) -> None:
+async def _main(directory: Path, namespace: str, shard: str, created_ms: int) -> None:
     gc.disable()  # One pass over a state that is thrown away at the end: collecting would only cost.
-    log = SqliteLog.open(directory, namespace, read_only=True)
+    log = SqliteLog.open(directory, namespace, shard=shard, read_only=True)
     try:
         record = await make_snapshot(log, created_ms)
     finally:
@@ -96,6 +97,6 @@ async def _main(directory: Path, namespace: str, created_ms: int) -> None:
 
 if __name__ == "__main__":
     try:
-        asyncio.run(_main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])))
+        asyncio.run(_main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])))
     except OmniRelayError as error:
         sys.exit(f"{error.code}: {error.message}")

@@ -131,6 +131,7 @@ class Writer:
             return
         command = ReturnUndelivered([grant.token for grant in grants])
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_look_at)
         self._inbox.append(CommandRequest(command, future, self.now_ms()))
         self._wake.set()
 
@@ -364,3 +365,9 @@ class Writer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """Nobody waits for this one; an error in it is not news, because everybody else gets it too."""
+    if not future.cancelled():
+        future.exception()

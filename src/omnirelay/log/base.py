@@ -1,14 +1,13 @@
 """`EventLog`: the promise every store of the log keeps, and the values it speaks in.
 
-A log is one shard's history as a row of *frames*. A frame is the batch of events of one commit, stored as
-bytes that are never re-encoded. Frames are linked: `chain = SHA-256(previous chain + stored bytes)`.
+A log is one shard's history as a row of *frames*. A frame is the batch of events of one commit, stored as bytes that
+are never re-encoded. Frames are linked: `chain = SHA-256(previous chain + stored bytes)`.
 
     genesis ──▶ frame 1..3 ──▶ frame 4..4 ──▶ frame 5..900 ──▶ head
                                └── the anchor moves here when older frames are trimmed
 
-Who may write is decided by comparison, never by time: `acquire` raises the epoch, and `append` compares
-epoch, last sequence and chain with the head in one atomic step. Whoever is behind gets `LogFenced` and must
-drop its state.
+Who may write is decided by comparison, never by time: `acquire` raises the epoch, and `append` compares epoch, last
+sequence and chain with the head in one atomic step. Whoever is behind gets `LogFenced` and must drop its state.
 """
 
 from __future__ import annotations
@@ -27,18 +26,14 @@ FIRST_GENERATION: Final = 1
 
 
 class Position(msgspec.Struct, frozen=True):
-    """A place between two frames: the last event before it, and the chain up to there. Sequence 0 is the
-    start.
-    """
+    """A place between two frames: the last event before it, and the chain up to there. Sequence 0 is the start."""
 
     sequence: int
     chain: bytes
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One commit. `data` is JSON text in UTF-8 and repeats every other field, so the chain covers them
-    all.
-    """
+    """One commit. `data` is JSON text in UTF-8 and repeats every other field, so the chain covers them all."""
 
     first: int
     """Sequence of the first event."""
@@ -74,10 +69,11 @@ class Acquired(msgspec.Struct, frozen=True):
     """Time of the last frame; 0 while there is none."""
     unproven: str | None
     """None, or why the history is not proven complete. Then the next frame MUST start a generation (a
-    GenerationStarted event whose sequence lies above `highest_known`); `append` refuses any other."""
+    GenerationStarted event whose sequence lies above `highest_known`); `append` refuses any other.
+    """
     highest_known: int
-    """The highest sequence or fence known from anywhere: log, head, witness, anchor, or the readable rest of
-    a damaged part.
+    """The highest sequence or fence known from anywhere: log, head, witness, anchor, or the readable rest of a damaged
+    part.
     """
 
 
@@ -149,14 +145,13 @@ class LogStatistics(msgspec.Struct, frozen=True):
 
 
 class EventLog(Protocol):
-    """One shard's log. Every method is safe to call from the event loop; none blocks it but
-    `append(inline=True)`.
+    """One shard's log. Every method is safe to call from the event loop; none blocks it but `append(inline=True)`.
 
-    Two objects on one log are safe in any number of processes: all but one are refused. One object is for one
-    event loop, and its `append` calls MUST NOT overlap (there is one frame in flight per shard).
+    Two objects on one log are safe in any number of processes: all but one are refused. One object is for one event
+    loop, and its `append` calls MUST NOT overlap (there is one frame in flight per shard).
 
-    Cancelling a call does not undo it. An append that was cancelled may still become durable: append the same
-    frame again to learn where it stands.
+    Cancelling a call does not undo it. An append that was cancelled may still become durable: append the same frame
+    again to learn where it stands.
     """
 
     @property
@@ -174,21 +169,21 @@ class EventLog(Protocol):
     async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
         """Add a frame right after `expected`; durable when it returns.
 
-        Epoch, last sequence and chain are compared with the head in the step that writes. A frame that
-        already is the head (a retry of the same bytes) is answered with its position and not written again.
-        `inline` asks to save the hop to another thread; the store may decline.
+        Epoch, last sequence and chain are compared with the head in the step that writes. A frame that already is the
+        head (a retry of the same bytes) is answered with its position and not written again. `inline` asks to save the
+        hop to another thread; the store may decline.
 
-        Raises InvalidArgument for a frame that can never be right (over 8 MiB, sequences that do not follow,
-        no new generation where one is due), LogFenced, LogUnavailable (nothing was written; try the same
-        frame again), LogOutcomeUnknown (give the shard up; reopen to learn what holds), LogDamaged.
+        Raises InvalidArgument for a frame that can never be right (over 8 MiB, sequences that do not follow, no new
+        generation where one is due), LogFenced, LogUnavailable (nothing was written; try the same frame again),
+        LogOutcomeUnknown (give the shard up; reopen to learn what holds), LogDamaged.
         """
         ...
 
     def read(self, from_sequence: int = 1, to_sequence: int | None = None) -> AsyncIterator[Frame]:
         """Frames that hold a sequence from `from_sequence` to `to_sequence` (or the end), in order.
 
-        Only durable frames, each checked against the chain of the frame before it. The end is the head when
-        the reading began. Raises LogTrimmed below the anchor and LogDamaged naming the first bad frame.
+        Only durable frames, each checked against the chain of the frame before it. The end is the head when the
+        reading began. Raises LogTrimmed below the anchor and LogDamaged naming the first bad frame.
         """
         ...
 
@@ -208,8 +203,8 @@ class EventLog(Protocol):
     async def trim(self, below: int, epoch: int) -> Anchor:
         """Drop whole frames whose last sequence is less than `below`, a few milliseconds at a time.
 
-        Snapshot records older than the new anchor go too: nothing can be replayed onto them.
-        Raises InvalidArgument beyond the second-newest snapshot, changing nothing; LogFenced.
+        Snapshot records older than the new anchor go too: nothing can be replayed onto them. Raises InvalidArgument
+        beyond the second-newest snapshot, changing nothing; LogFenced.
         """
         ...
 

@@ -32,8 +32,8 @@ class Link(msgspec.Struct, frozen=True):
 def follow(link: Link, frame: Frame, *, shard: str, log_id: str) -> Link:
     """Check a stored frame against what comes before it and return the new end.
 
-    Columns must agree with the bytes, sequences must follow, and the stored chain must be the hash of both.
-    Raises LogDamaged naming the place. Events are not decoded here: `decode_frame` does that.
+    Columns must agree with the bytes, sequences must follow, and the stored chain must be the hash of both. Raises
+    LogDamaged naming the place. Events are not decoded here: `decode_frame` does that.
     """
     if frame.first != link.sequence + 1 and not (
         frame.first > link.sequence + 1 and frame.generation > link.generation

@@ -1,7 +1,7 @@
 """Named points where a test may make the commit path fail.
 
-`hit(name)` does nothing unless a test armed that name; then it runs the action, which may raise, exit the
-process or set an event. Disarmed it costs one truth test of an empty dict.
+`hit(name)` does nothing unless a test armed that name; then it runs the action, which may raise, exit the process or
+set an event. Disarmed it costs one truth test of an empty dict.
 """
 
 from __future__ import annotations

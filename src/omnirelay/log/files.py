@@ -1,6 +1,4 @@
-"""Files that survive a power cut: what is created, replaced or renamed here is on the disk before the call
-returns.
-"""
+"""Files that survive a power cut: what is created, replaced or renamed here is on the disk before the call returns."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from omnirelay.errors import LogLocked
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable: creating, renaming and removing change the directory, not the
-    file.
-    """
+    """Make the names in a directory durable: creating, renaming and removing change the directory, not the file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -43,9 +39,7 @@ def make_directories(path: Path) -> None:
 
 
 def write_file(path: Path, chunks: Iterable[bytes]) -> int:
-    """Write a new file and sync its contents; its name becomes durable with the directory. Returns its
-    size.
-    """
+    """Write a new file and sync its contents; its name becomes durable with the directory. Returns its size."""
     size = 0
     with open(path, "xb", buffering=0) as file:
         for chunk in chunks:
@@ -58,9 +52,7 @@ def write_file(path: Path, chunks: Iterable[bytes]) -> int:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Give a file new contents at once: whoever reads it, even after a crash, finds the old ones or the new
-    ones.
-    """
+    """Give a file new contents at once: whoever reads it, even after a crash, finds the old ones or the new ones."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)
     write_file(temporary, (data,))
@@ -78,8 +70,8 @@ def remove_file(path: Path) -> None:
 class WriterLock:
     """The right to write in a directory, held through `flock` for the life of the object.
 
-    The kernel lets go of it when the process ends, however it ends. A forked child would hold it too: start
-    helper processes with spawn.
+    The kernel lets go of it when the process ends, however it ends. A forked child would hold it too: start helper
+    processes with spawn.
     """
 
     def __init__(self, path: Path) -> None:

@@ -2,9 +2,8 @@
 
     {"shard":…,"logId":…,"generation":…,"epoch":…,"first":…,"last":…,"time":…,"schema":…,"events":[…]}
 
-The bytes are what the chain hashes, so they are written once and never re-encoded. The header repeats the
-columns a store keeps beside them: a column that was altered no longer agrees with bytes that the chain
-covers.
+The bytes are what the chain hashes, so they are written once and never re-encoded. The header repeats the columns a
+store keeps beside them: a column that was altered no longer agrees with bytes that the chain covers.
 """
 
 from __future__ import annotations
@@ -128,9 +127,9 @@ def check_header(frame: Frame, *, shard: str, log_id: str) -> None:
 def decode_frame(frame: Frame, *, shard: str, log_id: str) -> list[Event]:
     """The events of a frame, cross-checked.
 
-    Raises LogDamaged naming the sequence when header and columns differ, when the frame belongs to another
-    log, or when sequences are not contiguous (they may jump upward at a GenerationStarted event);
-    LogSchemaTooNew or UnknownEvent when a newer version wrote it.
+    Raises LogDamaged naming the sequence when header and columns differ, when the frame belongs to another log, or
+    when sequences are not contiguous (they may jump upward at a GenerationStarted event); LogSchemaTooNew or
+    UnknownEvent when a newer version wrote it.
     """
     try:
         record = _record_decoder.decode(frame.data)

@@ -1,7 +1,7 @@
 """A log in memory, for tests and for shards that need not outlive their process.
 
-The bytes live in a `MemoryStorage` that survives its writer: `reopen()` is what a restart after a crash sees.
-Faults that a disk has can be ordered: see `fail_next_append`.
+The bytes live in a `MemoryStorage` that survives its writer: `reopen()` is what a restart after a crash sees. Faults
+that a disk has can be ordered: see `fail_next_append`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,8 +113,8 @@ class MemoryLog:
         return cls(copy.shard, storage=storage)
 
     def fail_next_append(self, fault: Fault) -> None:
-        """Order a fault; several queue up. `definite`: nothing is written. `unknown-…`: a flush failed, and
-        the frame is lost or kept; this object gives the shard up either way.
+        """Order a fault; several queue up. `definite`: nothing is written. `unknown-…`: a flush failed, and the frame
+        is lost or kept; this object gives the shard up either way.
         """
         self._faults.append(fault)
 
@@ -185,14 +186,13 @@ class MemoryLog:
         check_range(from_sequence)
         with self.storage.lock:
             anchor, head = self.storage.anchor, self.storage.head
-            frames = list(self.storage.frames)
+            start = bisect_left(self.storage.frames, from_sequence, key=_last)
+            before = self.storage.frames[start - 1] if start > 0 else None
+            frames = self.storage.frames[start:]
         if from_sequence <= anchor.sequence:
             raise trimmed(self.shard, from_sequence, anchor)
-        link = Link.at_anchor(anchor)
+        link = Link.at_anchor(anchor) if before is None else Link(before.last, before.chain, before.generation)
         for frame in frames:
-            if frame.last < from_sequence:
-                link = Link(frame.last, frame.chain, frame.generation)
-                continue
             if to_sequence is not None and frame.first > to_sequence:
                 return
             link = follow(link, frame, shard=self.shard, log_id=self.log_id)
@@ -299,12 +299,16 @@ class MemoryLog:
         anchor = self.storage.anchor
         if sequence == anchor.sequence:
             return Position(anchor.sequence, anchor.chain)
-        for frame in self.storage.frames:
-            if frame.last == sequence:
-                return Position(frame.last, frame.chain)
+        index = bisect_left(self.storage.frames, sequence, key=_last)
+        if index < len(self.storage.frames) and self.storage.frames[index].last == sequence:
+            return Position(sequence, self.storage.frames[index].chain)
         return None
 
     def _count(self, **more: int) -> None:
         counts = self._counts
         changed = {name: getattr(counts, name) + value for name, value in more.items()}
         self._counts = msgspec.structs.replace(counts, **changed)
+
+
+def _last(frame: Frame) -> int:
+    return frame.last

@@ -9,9 +9,7 @@ from omnirelay.log.base import Anchor, Position, SnapshotRecord
 
 
 def check_snapshot(record: SnapshotRecord, stored: Position | None) -> None:
-    """Refuse a snapshot of another history. `stored` is the end of the frame (or the anchor) at its
-    sequence.
-    """
+    """Refuse a snapshot of another history. `stored` is the end of the frame (or the anchor) at its sequence."""
     if stored is None or stored.chain != record.chain:
         raise InvalidArgument(
             f"no frame of this log ends at {record.sequence} with the snapshot's chain;"

@@ -5,8 +5,7 @@
         header
         chunk-000000, chunk-000001, …
 
-Built under a `.tmp` name, every file synced, then renamed, then the parent synced. Contents are the caller's
-business.
+Built under a `.tmp` name, every file synced, then renamed, then the parent synced. Contents are the caller's business.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ _decoder = msgspec.json.Decoder(Manifest)
 def write_snapshot(directory: Path, sequence: int, header: bytes, chunks: Iterable[bytes]) -> tuple[str, int]:
     """Write a snapshot below the log's directory; durable when it returns.
 
-    Returns its path relative to `directory` and its size. One chunk is in memory at a time. A snapshot of the
-    same sequence is replaced; when `chunks` raises, nothing of the new one stays.
+    Returns its path relative to `directory` and its size. One chunk is in memory at a time. A snapshot of the same
+    sequence is replaced; when `chunks` raises, nothing of the new one stays.
     """
     parent = directory / DIRECTORY
     make_directories(parent)
@@ -69,9 +68,8 @@ def write_snapshot(directory: Path, sequence: int, header: bytes, chunks: Iterab
         shutil.rmtree(building, ignore_errors=True)
         raise
     if final.exists():
-        # No rename replaces a directory that has files. A crash between these lines loses this snapshot only,
-        # and the log still has all its frames: a snapshot is never the only copy of anything that was not
-        # verified.
+        # No rename replaces a directory that has files. A crash between these lines loses this snapshot only, and the
+        # log still has all its frames: a snapshot is never the only copy of anything that was not verified.
         shutil.rmtree(final)
     os.rename(building, final)
     sync_directory(parent)

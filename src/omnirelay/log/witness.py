@@ -1,8 +1,8 @@
 """The witness: a side file that remembers how far the log had come.
 
-A log alone cannot tell that its tail was cut or that an older copy was put in its place. The witness can: it
-holds a position that was durable in the log before the witness was written, so a log that lacks it has lost
-something. It is never ahead of the log and at most about a second behind.
+A log alone cannot tell that its tail was cut or that an older copy was put in its place. The witness can: it holds a
+position that was durable in the log before the witness was written, so a log that lacks it has lost something. It is
+never ahead of the log and at most about a second behind.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def write_witness(path: Path, witness: Witness) -> None:
 
 
 def read_witness(path: Path) -> Witness | None:
-    """None when there is none. Raises LogDamaged when the file is not a witness: it is replaced whole, so
-    that is never a crash of ours.
+    """None when there is none. Raises LogDamaged when the file is not a witness: it is replaced whole, so that is
+    never a crash of ours.
     """
     try:
         data = path.read_bytes()

@@ -59,9 +59,7 @@ def write_backup(paths: LogPaths, shard: str, destination: Path, vfs: str | None
 
 
 def _copy_snapshots(connection: apsw.Connection, paths: LogPaths, copy: LogPaths, shard: str) -> None:
-    """Copy the files of the recorded snapshots; one that was pruned meanwhile is struck from the copy's
-    records.
-    """
+    """Copy the files of the recorded snapshots; one that was pruned meanwhile is struck from the copy's records."""
     copied = 0
     for record in read_snapshots(connection):
         target = copy.directory / record.path

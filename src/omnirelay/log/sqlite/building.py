@@ -1,6 +1,4 @@
-"""New database files: built under another name, synced, and put in place so that a crash leaves the old or
-the new.
-"""
+"""New database files: built under another name, synced, and put in place so that a crash leaves the old or the new."""
 
 from __future__ import annotations
 
@@ -8,10 +6,12 @@ import os
 import secrets
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
+from omnirelay.errors import LogDamaged
 from omnirelay.log.base import FIRST_GENERATION, Anchor, Frame, SnapshotRecord
 from omnirelay.log.failpoints import hit
 from omnirelay.log.files import remove_file, replace_file, sync_directory, sync_file
@@ -101,9 +101,8 @@ def frame_row(frame: Frame, chain: bytes) -> tuple[int, int, int, int, int, int,
 def replace_database(paths: LogPaths, label: str) -> str:
     """Put `new` in the database's place and keep the old one aside; returns the name it is kept under.
 
-    Database and WAL are two files and no rename moves both. An old WAL beside a new database would be
-    replayed into it, so a marker makes the move one step: from the moment it is durable, every opening
-    finishes the move.
+    Database and WAL are two files and no rename moves both. An old WAL beside a new database would be replayed into
+    it, so a marker makes the move one step: from the moment it is durable, every opening finishes the move.
     """
     aside = paths.free_aside(label)
     hit("log.recovery.copied")
@@ -117,7 +116,14 @@ def finish_replacement(paths: LogPaths) -> None:
     """Finish a move that a crash interrupted. Does nothing when there is none."""
     if not paths.replacement.exists():
         return
-    aside = msgspec.json.decode(paths.replacement.read_bytes(), type=_Replacement).aside
+    try:
+        aside = msgspec.json.decode(paths.replacement.read_bytes(), type=_Replacement).aside
+    except msgspec.DecodeError as error:
+        raise LogDamaged(
+            f"{paths.replacement} cannot be read: {error}; keep {paths.new.name} and {paths.database.name} and ask for"
+            " help, one of them is the log",
+            file=str(paths.replacement),
+        ) from error
     if paths.new.exists():
         paths.shared_memory.unlink(missing_ok=True)
         for source, suffix in ((paths.wal, "-wal"), (paths.database, "")):
@@ -130,6 +136,15 @@ def finish_replacement(paths: LogPaths) -> None:
     hit("log.recovery.renamed")
     remove_file(paths.suspect)
     remove_file(paths.replacement)
+
+
+def mark_suspect(paths: LogPaths, reason: str) -> None:
+    """After a failed flush: have the next opening read everything back and copy it.
+
+    A disk that cannot flush may not take the marker either. Then the next opening checks what it always does.
+    """
+    with suppress(OSError):
+        replace_file(paths.suspect, reason.encode() + b"\n")
 
 
 def discard_unfinished(paths: LogPaths) -> None:

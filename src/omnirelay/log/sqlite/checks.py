@@ -1,7 +1,7 @@
 """What is checked before a log is written to. Refusals name the place and alter nothing.
 
-The cost does not grow with the log: the last frame is hashed and compared with its head, its predecessor and
-the witness. The frames before are checked as they are replayed, and by `verify`.
+The cost does not grow with the log: the last frame is hashed and compared with its head, its predecessor and the
+witness. The frames before are checked as they are replayed, and by `verify`.
 """
 
 from __future__ import annotations
@@ -97,8 +97,7 @@ def check_end(connection: apsw.Connection, paths: LogPaths, shard: str, log_id: 
 def check_witness(
     connection: apsw.Connection, paths: LogPaths, shard: str, log_id: str, view: View, witness: Witness | None
 ) -> str | None:
-    """Compare the log with its witness: None when it holds what the witness saw, or a doubt that is no
-    refusal.
+    """Compare the log with its witness: None when it holds what the witness saw, or a doubt that is no refusal.
 
     Raises LogRegressed when the log is behind the witness, beside it, or another log altogether.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import quote
@@ -23,16 +23,16 @@ APPLICATION_ID: Final = 0x4F524C47
 BUSY_TIMEOUT_MS: Final = 5_000
 
 _CACHE_KIB: Final = 4 * 1024
-"""Nothing is read twice here. Measured: a cache that stays in the processor's is a tenth faster than one of
-24 MiB; the rare frame that does not fit spills into the WAL early, which costs nothing.
+"""Nothing is read twice here. Measured: a cache that stays in the processor's is a tenth faster than one of 24 MiB;
+the rare frame that does not fit spills into the WAL early, which costs nothing.
 """
 
-# Losing track of what is on the disk is worse than losing a write: these give the shard up.
-# An I/O error that does not say what failed may have been a flush too.
+# Losing track of what is on the disk is worse than losing a write: these give the shard up. An I/O error that does not
+# say what failed may have been a flush too.
 _SYNC_FAILURES: Final = frozenset({apsw.SQLITE_IOERR_FSYNC, apsw.SQLITE_IOERR_DIR_FSYNC, apsw.SQLITE_IOERR})
 
-# Our statements are fixed: one that SQLite cannot prepare met a damaged schema, and a key that is taken
-# belongs to a row that no commit of ours left there.
+# Our statements are fixed: one that SQLite cannot prepare met a damaged schema, and a key that is taken belongs to a
+# row that no commit of ours left there.
 _DAMAGE: Final = (
     apsw.CorruptError,
     apsw.NotADBError,
@@ -73,8 +73,8 @@ def connect(path: Path, *, vfs: str | None = None) -> apsw.Connection:
 def connect_to_examine(path: Path, *, vfs: str | None = None) -> apsw.Connection:
     """A connection that leaves the files as they are when it is closed without having written.
 
-    A WAL with something in it stays: copying it into the database is a change, and after a failed flush a
-    dangerous one. An empty one SQLite creates with the connection and removes with it.
+    A WAL with something in it stays: copying it into the database is a change, and after a failed flush a dangerous
+    one. An empty one SQLite creates with the connection and removes with it.
     """
     wal = path.with_name(path.name + "-wal")
     has_wal = wal.exists() and wal.stat().st_size > 0
@@ -94,9 +94,7 @@ def connect_reader(path: Path, *, vfs: str | None = None) -> apsw.Connection:
 
 
 def prepare_writer(connection: apsw.Connection, synchronous: Synchronous, journal_bytes_max: int) -> None:
-    """Settings of the connection that appends. Anything but FULL or EXTRA gives up durability and is for
-    tests.
-    """
+    """Settings of the connection that appends. Anything but FULL or EXTRA gives up durability and is for tests."""
     mode = connection.execute("PRAGMA journal_mode = WAL").get
     if mode != "wal":
         raise LogUnavailable(f"SQLite cannot use its write-ahead log here (it says {mode!r}): no shared memory?")
@@ -125,9 +123,7 @@ def create(path: Path, *, vfs: str | None = None) -> apsw.Connection:
 
 
 def check_version(connection: apsw.Connection, path: Path) -> int:
-    """The schema version of an existing log. Raises LogSchemaTooNew, or LogDamaged when it is no log of
-    ours.
-    """
+    """The schema version of an existing log. Raises LogSchemaTooNew, or LogDamaged when it is no log of ours."""
     if _pragma(connection, "application_id") != APPLICATION_ID:
         raise LogDamaged(f"{path} is not a log of omnirelay; restore a backup", file=str(path))
     version = _pragma(connection, "user_version")
@@ -171,7 +167,9 @@ def transaction(connection: apsw.Connection, kind: str = "IMMEDIATE") -> Iterato
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
-            connection.execute("ROLLBACK")
+            # What went wrong first is what the caller must hear of: it says whether the outcome is known.
+            with suppress(apsw.Error):
+                connection.execute("ROLLBACK")
         raise
 
 

@@ -1,14 +1,13 @@
 """The log in one SQLite file per shard: the embedded default.
 
-    DIR/{namespace}/leases.db         frames, head, anchor, snapshot records; any SQLite shell may read it
-    (mode=ro)
+    DIR/{namespace}/leases.db         frames, head, anchor, snapshot records; any SQLite shell may read it (mode=ro)
                     leases.db-wal     commits that are not in leases.db yet: part of the log, never delete it
                     leases.lock       held by the one writer
                     leases.witness    how far the log had come about a second ago
                     snapshots/        see omnirelay.log.snapshots
 
-`append` runs on a thread of its own; reading, verifying and backups run on others with their own connections
-and never block it. Only the writer's connection checkpoints.
+`append` runs on a thread of its own; reading, verifying and backups run on others with their own connections and never
+block it. Only the writer's connection checkpoints.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 import apsw
 import msgspec
 
-from omnirelay.errors import LogUnavailable
+from omnirelay.errors import InvalidArgument, LogUnavailable
 from omnirelay.log.base import (
     Acquired,
     Anchor,
@@ -107,19 +106,21 @@ class SqliteLog:
         synchronous: Synchronous = "FULL",
         lock: bool = True,
     ) -> SqliteLog:
-        """Open `directory/namespace`, creating the log if there is none. Blocks: a recovery reads the whole
-        log.
+        """Open `directory/namespace`, creating the log if there is none. Blocks: a recovery reads the whole log.
 
-        `shard` defaults to the namespace. `witness` puts the witness elsewhere, best on another disk.
-        `read_only` takes no lock, writes nothing and checks only what it reads; a damaged log can be read up
-        to the damage. `accept_loss` is the operator's word: whatever is missing or damaged is given up, the
-        valid prefix is kept, and the log is `unproven`. `vfs`, `synchronous` and `lock` are for tests;
-        anything but FULL or EXTRA loses acknowledged events when the power fails, and without the lock only
-        the compare in `append` protects.
+        `shard` defaults to the namespace. `witness` puts the witness elsewhere, best on another disk. `read_only`
+        takes no lock, writes nothing and checks only what it reads; a damaged log can be read up to the damage.
+        `accept_loss` is the operator's word: whatever is missing or damaged is given up, the valid prefix is kept, and
+        the log is `unproven`. `vfs`, `synchronous` and `lock` are for tests; anything but FULL or EXTRA loses
+        acknowledged events when the power fails, and without the lock only the compare in `append` protects.
 
-        Raises LogLocked, LogDamaged, LogRegressed, LogSchemaTooNew (all: nothing was altered),
-        LogUnavailable.
+        Raises LogLocked, LogDamaged, LogRegressed, LogSchemaTooNew (all: nothing was altered), LogUnavailable.
         """
+        if synchronous not in get_args(Synchronous):
+            raise InvalidArgument(
+                f"synchronous is {synchronous!r}, must be one of {', '.join(get_args(Synchronous))}",
+                field="synchronous",
+            )
         paths = LogPaths.of(Path(directory), namespace, witness)
         shard = shard if shard is not None else namespace
         try:
@@ -229,9 +230,7 @@ class SqliteLog:
         return await self._read(self._query, lambda connection: verification.finish(connection, self._paths))
 
     async def backup(self, destination: Path) -> None:
-        """Copy to a new directory that `open` takes as DIR/{namespace}: database and snapshots, no
-        witness.
-        """
+        """Copy to a new directory that `open` takes as DIR/{namespace}: database and snapshots, no witness."""
         await self._read(write_backup, self._paths, self.shard, destination, self._vfs)
 
     def statistics(self) -> LogStatistics:
@@ -260,9 +259,7 @@ class SqliteLog:
             self._lock.release()
 
     def abandon(self) -> None:
-        """Let go the way a killed process does, for tests: no checkpoint, no witness, only the locks are
-        free.
-        """
+        """Let go the way a killed process does, for tests: no checkpoint, no witness, only the locks are free."""
         self._closed = True
         self._forget_timer()
         self._writing.shutdown(cancel_futures=True)
@@ -288,8 +285,7 @@ class SqliteLog:
             self._reading.submit(self._write_witness)
 
     def _write_witness(self) -> None:
-        """Write down the end of the log if it moved. A failure is counted and tried again with the next
-        append.
+        """Write down the end of the log if it moved. A failure is counted and tried again with the next append.
 
         An append must not fail because of it: the frame is durable, and the old witness is still true.
         """

@@ -1,11 +1,15 @@
-"""Opening a log for writing: finish what a crash interrupted, check, recover where asked, and only then touch
-it.
-"""
+"""Opening a log for writing: finish what a crash interrupted, check, recover where asked, and only then touch it."""
 
 from __future__ import annotations
 
-from omnirelay.errors import LogDamaged
-from omnirelay.log.sqlite.building import create_log, discard_unfinished, empty_log, finish_replacement
+from omnirelay.errors import LogDamaged, LogOutcomeUnknown
+from omnirelay.log.sqlite.building import (
+    create_log,
+    discard_unfinished,
+    empty_log,
+    finish_replacement,
+    mark_suspect,
+)
 from omnirelay.log.sqlite.checks import examine, regressed
 from omnirelay.log.sqlite.connection import (
     Synchronous,
@@ -32,6 +36,17 @@ def open_writer(
 
     The caller holds the directory's lock. Raises LogDamaged, LogRegressed, LogSchemaTooNew, altering nothing.
     """
+    try:
+        return _open_writer(paths, shard, accept_loss, vfs, synchronous)
+    except LogOutcomeUnknown as error:
+        if paths.database.exists():
+            mark_suspect(paths, error.message)
+        raise
+
+
+def _open_writer(
+    paths: LogPaths, shard: str, accept_loss: bool, vfs: str | None, synchronous: Synchronous
+) -> tuple[Writer, str]:
     finish_replacement(paths)
     discard_unfinished(paths)
     if not paths.database.exists():

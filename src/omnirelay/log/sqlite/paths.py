@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from omnirelay.errors import InvalidArgument
+
 
 @dataclass(frozen=True)
 class LogPaths:
@@ -15,6 +17,10 @@ class LogPaths:
 
     @classmethod
     def of(cls, directory: Path, namespace: str, witness: Path | None = None) -> LogPaths:
+        if namespace in ("", ".", "..") or "/" in namespace or "\0" in namespace:
+            raise InvalidArgument(
+                f"the namespace {namespace!r} cannot be the name of a directory", field="namespace", found=namespace
+            )
         root = directory / namespace
         return cls(root, witness if witness is not None else root / "leases.witness")
 

@@ -1,7 +1,7 @@
 """Reading a log that somebody may be writing: short read transactions, every frame checked.
 
-A long read transaction would keep the writer from reusing its WAL, so frames are read in batches, and each
-batch sees head, anchor and frames of one instant.
+A long read transaction would keep the writer from reusing its WAL, so frames are read in batches, and each batch sees
+head, anchor and frames of one instant.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class FrameReader:
     def batch(self) -> list[Frame]:
         """The next frames; none when the end is reached.
 
-        The end is the head at the first batch. Raises LogTrimmed, and LogDamaged once every frame before the
-        damage was returned.
+        The end is the head at the first batch. Raises LogTrimmed, and LogDamaged once every frame before the damage
+        was returned.
         """
         with self._lock:
             if self._failure is not None:

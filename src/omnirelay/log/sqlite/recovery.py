@@ -1,12 +1,12 @@
 """Getting a log back that may not simply be opened.
 
-After a failed flush (`recover_suspect`): every frame is read back and copied to a new file, because the page
-cache may show bytes that never reached the disk. Nothing may be missing; a frame whose outcome was unknown is
-kept if it checks out.
+After a failed flush (`recover_suspect`): every frame is read back and copied to a new file, because the page cache may
+show bytes that never reached the disk. Nothing may be missing; a frame whose outcome was unknown is kept if it checks
+out.
 
-After damage or regression (`recover_accepting_loss`), only when an operator says so: the valid prefix is
-kept, the rest is lost, the old file stays aside, and the history counts as unproven, so that the next leader
-starts a generation.
+After damage or regression (`recover_accepting_loss`), only when an operator says so: the valid prefix is kept, the
+rest is lost, the old file stays aside, and the history counts as unproven, so that the next leader starts a
+generation.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ T = TypeVar("T")
 
 
 def recover_suspect(paths: LogPaths, shard: str, witness: Witness | None, vfs: str | None) -> None:
-    """Copy the log to a new file and put that in its place. Raises like an ordinary opening, altering
-    nothing.
-    """
+    """Copy the log to a new file and put that in its place. Raises like an ordinary opening, altering nothing."""
     with translated(paths.database, shard):
         connection = connect_to_examine(paths.database, vfs=vfs)
         try:
@@ -84,8 +82,7 @@ def recover_suspect(paths: LogPaths, shard: str, witness: Witness | None, vfs: s
                     view.anchor,
                     read_snapshots(connection),
                 )
-                frames = checked_frames(connection, contents, view.head.last)
-                build(paths, contents, frames, vfs)
+                build(paths, contents, _frames_to_copy(connection, paths, contents), vfs)
         except BaseException:
             discard_unfinished(paths)
             raise
@@ -97,9 +94,8 @@ def recover_suspect(paths: LogPaths, shard: str, witness: Witness | None, vfs: s
 def recover_accepting_loss(paths: LogPaths, shard: str, witness: Witness | None, vfs: str | None) -> str | None:
     """Make a log usable that lost something, and say what was accepted; None when nothing is wrong with it.
 
-    Walks the whole log. Afterwards head row and frames agree, the head is marked unproven, and its
-    `highest_known` covers everything the old file or the witness still tells of. The caller replaces the
-    witness.
+    Walks the whole log. Afterwards head row and frames agree, the head is marked unproven, and its `highest_known`
+    covers everything the old file or the witness still tells of. The caller replaces the witness.
     """
     with translated(paths.database, shard):
         connection = connect_to_examine(paths.database, vfs=vfs)
@@ -108,7 +104,7 @@ def recover_accepting_loss(paths: LogPaths, shard: str, witness: Witness | None,
                 contents, damage = _salvage(connection, paths, shard, witness)
                 if damage is not None:
                     contents.head = contents.head._replace(unproven=f"accepted loss: {damage.message}")
-                    build(paths, contents, checked_frames(connection, contents, contents.head.last), vfs)
+                    build(paths, contents, _frames_to_copy(connection, paths, contents), vfs)
             if damage is None:
                 return _accept_regression(connection, paths, shard, witness)
         except BaseException:
@@ -120,7 +116,13 @@ def recover_accepting_loss(paths: LogPaths, shard: str, witness: Witness | None,
     return contents.head.unproven
 
 
-def checked_frames(connection: apsw.Connection, contents: Contents, to_last: int) -> Iterator[Frame]:
+def _frames_to_copy(connection: apsw.Connection, paths: LogPaths, contents: Contents) -> Iterator[Frame]:
+    """What belongs into the copy. An error in reading it is one of the old file, not of the new one."""
+    with translated(paths.database, contents.shard):
+        yield from _checked_frames(connection, contents, contents.head.last)
+
+
+def _checked_frames(connection: apsw.Connection, contents: Contents, to_last: int) -> Iterator[Frame]:
     """Stored frames from the anchor on, each checked against the one before."""
     link = Link.at_anchor(contents.anchor)
     if to_last <= link.sequence:
@@ -175,8 +177,8 @@ def _salvage(
 ) -> tuple[Contents, LogDamaged | None]:
     """What the database still holds, with a head that ends where the valid prefix ends, and the first damage.
 
-    What cannot be read is taken from elsewhere where that is possible: the log id from the witness, the
-    anchor from the genesis. If that was wrong, no frame fits onto it and the prefix is empty.
+    What cannot be read is taken from elsewhere where that is possible: the log id from the witness, the anchor from
+    the genesis. If that was wrong, no frame fits onto it and the prefix is empty.
     """
     damages = _Damages(paths, shard)
     attempt = damages.attempt
@@ -226,7 +228,7 @@ class _End:
 
     def follow(self, connection: apsw.Connection, contents: Contents) -> None:
         """Walk on until a frame is bad; raises LogDamaged or an error of SQLite there."""
-        for frame in checked_frames(connection, contents, _SEQUENCE_MAX):
+        for frame in _checked_frames(connection, contents, _SEQUENCE_MAX):
             # Events of a newer version are whole, only unknown here.
             with suppress(UnknownEvent, LogSchemaTooNew):
                 decode_frame(frame, shard=contents.shard, log_id=contents.log_id)
@@ -243,9 +245,7 @@ def _highest_known(
     anchor: Anchor,
     witness: Witness | None,
 ) -> int:
-    """The highest sequence anything still tells of; a fence that was ever granted must not be granted
-    again.
-    """
+    """The highest sequence anything still tells of; a fence that was ever granted must not be granted again."""
     last = damages.attempt(lambda: connection.execute(_LAST_OF_FRAMES).get, None)
     return max(
         head.last if head is not None else 0,
@@ -260,9 +260,7 @@ def _highest_known(
 
 
 def _highest_in_file(path: Path) -> int:
-    """Search the raw bytes for headers of frames: they are readable long after the tables around them are
-    not.
-    """
+    """Search the raw bytes for headers of frames: they are readable long after the tables around them are not."""
     if not path.exists() or path.stat().st_size == 0:
         return 0
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

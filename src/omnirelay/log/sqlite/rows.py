@@ -1,6 +1,4 @@
-"""Rows of the database as values. Every function reads through the connection it is given and nothing
-else.
-"""
+"""Rows of the database as values. Every function reads through the connection it is given and nothing else."""
 
 from __future__ import annotations
 
@@ -97,10 +95,11 @@ def read_snapshots(connection: apsw.Connection) -> list[SnapshotRecord]:
 
 
 def _typed(row: tuple[Any, ...], types: tuple[Any, ...], what: str) -> tuple[Any, ...]:
-    """STRICT tables keep types out that do not belong, but a flipped bit in a record's header does not ask
-    them.
-    """
+    """STRICT tables keep types out that do not belong, but a flipped bit in a record's header does not ask them."""
     for value, expected in zip(row, types, strict=True):
         if not isinstance(value, expected):
-            raise LogDamaged(f"{what} holds a {type(value).__name__} where another type belongs; restore a backup")
+            raise LogDamaged(
+                f"{what} holds a {type(value).__name__} where another type belongs; restore a backup",
+                row=what,
+            )
     return row

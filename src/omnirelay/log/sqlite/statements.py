@@ -1,6 +1,4 @@
-"""The SQL of the store, read from the `.sql` files beside this module: named statements and numbered
-migrations.
-"""
+"""The SQL of the store, read from the `.sql` files beside this module: named statements and numbered migrations."""
 
 from __future__ import annotations
 
@@ -13,8 +11,7 @@ _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 def _load_statements() -> dict[str, str]:
     parts = _NAME.split((files(__package__) / "sql" / "queries.sql").read_text("utf-8"))
-    # What stands before the next name includes the comment that introduces it; a statement ends at its
-    # semicolon.
+    # What stands before the next name includes the comment that introduces it; a statement ends at its semicolon.
     return {name: body[: body.index(";")].strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 

@@ -1,6 +1,4 @@
-"""Walking a whole log: every frame hashed, linked and decoded, then head, snapshot records and witness
-compared.
-"""
+"""Walking a whole log: every frame hashed, linked and decoded, then head, snapshot records and witness compared."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ class Verification:
         self._bytes = 0
 
     def take(self, reader: FrameReader) -> bool:
-        """Check one more batch; False when there is none. Raises LogDamaged, UnknownEvent,
-        LogSchemaTooNew.
-        """
+        """Check one more batch; False when there is none. Raises LogDamaged, UnknownEvent, LogSchemaTooNew."""
         batch = reader.batch()
         for frame in batch:
             self._events += len(decode_frame(frame, shard=self._shard, log_id=self._log_id))

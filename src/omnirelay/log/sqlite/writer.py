@@ -1,16 +1,14 @@
 """The one connection that writes: compare, insert, commit, and what to do when that fails.
 
-    append ──▶ BEGIN IMMEDIATE ──▶ compare with the head row ──▶ frame + head ──▶ COMMIT (flushes the WAL) ──▶
-    durable
-                                    │ differs: fenced              │ definite failure: rolled back, try again
-                                    └ already this frame: done     └ a flush failed: given up, marked suspect
+    BEGIN IMMEDIATE ──▶ compare with the head row ──▶ frame + head ──▶ COMMIT (flushes the WAL) ──▶ durable
+                         │ differs: fenced                              │ definite failure: rolled back, try again
+                         └ already this frame: done                     └ a flush failed: given up, marked suspect
 
 Synchronous; `SqliteLog` calls it from its writer thread or, for an inline append, from the caller's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -23,10 +21,9 @@ from omnirelay.errors import LogOutcomeUnknown, LogUnavailable, OmniRelayError
 from omnirelay.log.base import Acquired, Anchor, Frame, Head, LogStatistics, Position, SnapshotRecord
 from omnirelay.log.chain import check_frame, check_generation, fenced, follow
 from omnirelay.log.failpoints import hit
-from omnirelay.log.files import replace_file
 from omnirelay.log.frame import chain_of
 from omnirelay.log.retention import check_snapshot, check_trim, fence_at
-from omnirelay.log.sqlite.building import frame_row
+from omnirelay.log.sqlite.building import frame_row, mark_suspect
 from omnirelay.log.sqlite.checks import Examined
 from omnirelay.log.sqlite.connection import (
     BUSY_TIMEOUT_MS,
@@ -42,14 +39,12 @@ from omnirelay.log.sqlite.rows import link_before, position_at, read_frames, rea
 from omnirelay.log.sqlite.statements import statement
 
 CHECKPOINT_PAGES: Final = 512
-"""Copy the WAL into the database when it has this many pages (8 MiB): a small WAL is overwritten in place,
-which flushes faster than one that grows; a smaller one would copy too often.
+"""Copy the WAL into the database when it has this many pages (8 MiB): a small WAL is overwritten in place, which
+flushes faster than one that grows; a smaller one would copy too often.
 """
 
 RESTART_PAGES: Final = 8 * CHECKPOINT_PAGES
-"""From here on wait a moment for readers, whose overlapping reads can keep the WAL from ever starting
-over.
-"""
+"""From here on wait a moment for readers, whose overlapping reads can keep the WAL from ever starting over."""
 
 RESTART_WAIT_MS: Final = 20
 
@@ -75,9 +70,7 @@ class Writer:
 
     def __init__(self, connection: apsw.Connection, paths: LogPaths, shard: str, examined: Examined) -> None:
         self.durable = examined.head.head
-        """The end of the log as this object last made or saw it durable. Replaced whole: other threads read
-        it.
-        """
+        """The end of the log as this object last made or saw it durable. Replaced whole: other threads read it."""
         self.given_up: str | None = None
         self._connection = connection
         self._paths = paths
@@ -87,7 +80,7 @@ class Writer:
         self._highest_known = examined.highest_known
         self._lock = threading.Lock()
         self._closed = False
-        self._trim_frames = 16
+        self._trim_frames = 4
         self._wal_pages = 0
         self._checkpoint_at = CHECKPOINT_PAGES
         self._frames = self._events = self._bytes = self._commits = self._checkpoints = 0
@@ -104,9 +97,7 @@ class Writer:
             return self._append(frame, expected)
 
     def append_if_free(self, frame: Frame, expected: Position) -> Position | None:
-        """The same, or None at once when a checkpoint or a trim is running: the event loop must not wait for
-        it.
-        """
+        """The same, or None at once when a checkpoint or a trim is running: the event loop must not wait for it."""
         check_frame(frame, expected)
         if not self._lock.acquire(blocking=False):
             return None
@@ -157,9 +148,7 @@ class Writer:
     # ------------------------------------------------------------- acquire, snapshots, trim
 
     def acquire(self, owner: str) -> Acquired:
-        """Raise the epoch. What the opening could not prove is stored, so that a crash cannot make it
-        forgotten.
-        """
+        """Raise the epoch. What the opening could not prove is stored, so that a crash cannot make it forgotten."""
         with self._lock:
             self._check_usable()
             return self._guarded(lambda: self._acquire(owner))
@@ -197,8 +186,7 @@ class Writer:
             anchor = self._anchor_for(epoch)
             check_trim(below, read_snapshots(self._connection))
             for kept in read_frames(self._connection, below, self.durable.position.sequence):
-                # The chain of the last dropped frame becomes all that is left of it: prove it while it can
-                # be.
+                # The chain of the last dropped frame becomes all that is left of it: prove it while it can be.
                 link = link_before(self._connection, kept.last, anchor)
                 follow(link, kept, shard=self._shard, log_id=self._log_id)
                 break
@@ -246,8 +234,8 @@ class Writer:
     def checkpoint(self) -> None:
         """Copy the WAL into the database, as far as readers allow. Appends wait meanwhile.
 
-        A failed flush gives the shard up like one in an append. Any other failure loses nothing: the WAL
-        keeps everything, and the next try comes when it has grown by as much again.
+        A failed flush gives the shard up like one in an append. Any other failure loses nothing: the WAL keeps
+        everything, and the next try comes when it has grown by as much again.
         """
         with self._lock:
             if self._closed or self.given_up is not None or not self.wants_checkpoint:
@@ -362,15 +350,12 @@ class Writer:
     def _give_up(self, error: apsw.Error) -> None:
         """Refuse everything from here on and tell the next opening to read back and copy the log.
 
-        After a failed flush the kernel may call pages clean that are not on the disk. Flushing again would
-        succeed and prove nothing; closing must not copy such pages into the database either.
+        After a failed flush the kernel may call pages clean that are not on the disk. Flushing again would succeed and
+        prove nothing; closing must not copy such pages into the database either.
         """
         self.given_up = translate(error, self._paths.database, self._shard).message
         keep_wal_on_close(self._connection)
-        with contextlib.suppress(OSError):
-            # A disk that cannot flush may not take the marker. Then the next opening still checks what it
-            # always does.
-            replace_file(self._paths.suspect, self.given_up.encode() + b"\n")
+        mark_suspect(self._paths, self.given_up)
 
 
 def _pair(position: Position) -> tuple[int, bytes]:

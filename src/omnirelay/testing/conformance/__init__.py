@@ -7,9 +7,9 @@ A store's test module says how to open, crash and damage it, and inherits the te
         def store(self, tmp_path: Path) -> LogStore:
             return MyStore(tmp_path)
 
-Needs pytest and pytest-asyncio. The tests use public methods of `EventLog` only; everything else a store must
-be able to do to itself is a method of `LogStore`. `SimulatedCrash` is raised at the failpoints of
-`omnirelay.log.failpoints`, so a store has to pass the `log.append.…` points in its append.
+Needs pytest and pytest-asyncio. The tests use public methods of `EventLog` only; everything else a store must be able
+to do to itself is a method of `LogStore`. `SimulatedCrash` is raised at the failpoints of `omnirelay.log.failpoints`,
+so a store has to pass the `log.append.…` points in its append.
 """
 
 from __future__ import annotations

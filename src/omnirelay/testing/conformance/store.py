@@ -10,9 +10,7 @@ from typing import Final, Literal
 from omnirelay.log import EventLog
 
 Region = Literal["header", "events", "chain", "first", "count", "epoch", "generation", "time", "row"]
-"""A part of a stored frame that `LogStore.damage` can alter: two parts of its bytes, each column, or the
-whole row.
-"""
+"""A part of a stored frame that `LogStore.damage` can alter: two parts of its bytes, each column, or the whole row."""
 
 REGIONS: Final[tuple[Region, ...]] = (
     "header",
@@ -46,9 +44,7 @@ class LogStore(ABC):
 
     @abstractmethod
     def damage(self, last: int, region: Region) -> None:
-        """Alter a part of the stored frame that ends at `last`, or remove it (`row`), while nobody has it
-        open.
-        """
+        """Alter a part of the stored frame that ends at `last`, or remove it (`row`), while nobody has it open."""
 
     @abstractmethod
     def out_of_room(self) -> AbstractContextManager[None]:
@@ -63,7 +59,5 @@ class LogStore(ABC):
         """A writer on what `backup` left at `path`."""
 
     async def open_damaged(self) -> EventLog:
-        """The log after `damage`, for `read` and `verify`; a store that refuses to open may open read-only
-        here.
-        """
+        """The log after `damage`, for `read` and `verify`; a store that refuses to open may open read-only here."""
         return self.open()

@@ -1,0 +1,278 @@
+"""The shard against crashes: concurrent calls, time, slow and failing disks, kills at any point.
+
+Every answer is checked against the durable events the moment it is there (`shard_calls`), and every
+durable event against what must never happen (`shard_facts`): two leases on an item, a fence that does
+not rise, an item that vanishes. After a crash the log must hold all that answers rested on, and a
+replay of it must be the state that is served. A call that was not answered may have happened or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from omnirelay.core.options import QueueOptions
+from omnirelay.core.snapshot import digest
+from omnirelay.engine.settings import EngineSettings
+from omnirelay.engine.shard import Shard
+from omnirelay.errors import LogUnavailable
+from omnirelay.log.base import EventLog
+from omnirelay.log.memory import MemoryLog
+from omnirelay.log.sqlite import SqliteLog
+from omnirelay.testing.clock import FakeClock
+from tests.builders import lease_ids, replay
+from tests.property.shard_calls import CALLS, Call, Callers
+from tests.property.shard_facts import Facts, HeldLog, events_of
+from tests.property.strategies import LONG, profile
+
+OPTIONS = QueueOptions(
+    lease_duration_ms=3_000, heartbeat_interval_ms=500, max_delivery_attempts=2, requeue_delay_ms=200, max_undelivered=1
+)
+SETTINGS = st.builds(
+    EngineSettings,
+    frame_events_max=st.sampled_from([20_000, 20_000, 3, 1]),
+    stage_events_min=st.sampled_from([256, 1]),
+)
+
+
+class ShardMachine(RuleBasedStateMachine):
+    """Over a log in memory; `SqliteShardMachine` does the same on a disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.clock = FakeClock()
+        self.ids = lease_ids()
+        self.callers = Callers()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.failures: list[BaseException] = []
+        self.excused: set[str] = set()
+        """Leases of a life before a crash whose callers were never answered."""
+        self.shard: Shard | None = None
+        self.log: HeldLog | None = None
+        self.settings = EngineSettings()
+        self.make_storage()
+
+    def make_storage(self) -> None:
+        self.memory = MemoryLog("jobs")
+
+    def writer(self) -> Any:
+        return self.memory.reopen()
+
+    def abandon(self, log: Any) -> None:
+        """What a kill does to the log below."""
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        self.runner.run(work)
+        if self.failures:
+            raise self.failures[0]
+
+    # -- life ----------------------------------------------------------------------------------
+
+    @initialize(settings=SETTINGS, calls=st.lists(CALLS, max_size=3))
+    def start(self, settings: EngineSettings, calls: list[Call]) -> None:
+        self.settings = settings
+        self.run(self._open())
+        self.run(self._submit([("enqueue", 3, None), ("lease", 2, 0), *calls], 10))
+
+    async def _open(self) -> None:
+        before = None if self.log is None else self.log.facts
+        self.log = HeldLog(self.writer())
+        for event in await events_of(self.log.inner):
+            self.log.facts.take(event)
+        facts = self.log.facts
+        if before is not None:
+            assert facts.events[: len(before.events)] == before.events, "something durable is gone"
+        self.excused |= set(facts.live.values()) - set(self.callers.delivered)
+        self.shard = await Shard.open(
+            cast(EventLog, self.log), options=OPTIONS, clock=self.clock, settings=self.settings, ids=self.ids
+        )
+        await self._check_replay()
+
+    async def _check_replay(self) -> None:
+        """The log alone gives the state that is served, and state_at and tail know it too."""
+        assert self.shard is not None
+        assert self.log is not None
+        events = await events_of(self.log.inner)
+        assert events == self.log.facts.events
+        assert digest(replay(events)) == digest(self.shard.state)
+        middle = events[len(events) // 2].sequence_number
+        before = replay([event for event in events if event.sequence_number <= middle])
+        assert digest(await self.shard.state_at(middle)) == digest(before)
+
+    def facts(self) -> Facts:
+        assert self.log is not None
+        return self.log.facts
+
+    def alive(self) -> Shard:
+        """The shard, started again when it was given up."""
+        assert self.shard is not None
+        if self.shard.failure is not None and not self._stalled():
+            self.crash_and_reopen(0, 0)
+        return self.shard
+
+    def _stalled(self) -> bool:
+        """The disk refuses for now: the shard tries again by itself."""
+        assert self.shard is not None
+        return isinstance(self.shard.failure, LogUnavailable)
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    @rule(calls=st.lists(CALLS, min_size=1, max_size=6), ticks=st.integers(0, 12))
+    def submit(self, calls: list[Call], ticks: int) -> None:
+        self.alive()
+        self.run(self._submit(calls, ticks))
+
+    async def _submit(self, calls: list[Call], ticks: int) -> None:
+        """Start calls and let the loop turn a few times: whatever has not come by then is still under way."""
+        assert self.shard is not None
+        for call in calls:
+            task = asyncio.get_running_loop().create_task(self.callers.call(self.shard, self.facts, call))
+            self.tasks.add(task)
+            task.add_done_callback(self._done)
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.failures.append(error)
+
+    @precondition(lambda self: bool(self.tasks))
+    @rule(pick=st.integers(0, 9), ticks=st.integers(0, 5))
+    def a_caller_goes_away(self, pick: int, ticks: int) -> None:
+        async def go() -> None:
+            sorted(self.tasks, key=lambda task: task.get_name())[pick % len(self.tasks)].cancel()
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+
+        self.run(go())
+
+    @rule(ms=st.sampled_from([1, 100, 199, 500, 1_000, 3_000, 10_000]))
+    def let_time_pass(self, ms: int) -> None:
+        self.alive()
+        self.run(self.clock.advance(ms))
+
+    @rule()
+    def settle(self) -> None:
+        """Let everything finish; then nothing may be held by nobody, and the log tells the whole story."""
+        self.alive()
+        assert self.log is not None
+        self.log.before.set()
+        self.log.after.set()
+        self.run(self._settle())
+
+    async def _settle(self) -> None:
+        assert self.shard is not None
+        for _ in range(100):
+            await asyncio.sleep(0)
+            if self._stalled():
+                await self.clock.advance(100)
+            elif self.shard.failure is not None:
+                return
+            elif self.shard.last_sequence == self.shard.state.sequence and not await self._barrier():
+                break
+        else:
+            raise AssertionError("the shard does not come to rest")
+        await self._check_replay()
+        held = {item.lease.token.lease_id for item in self.shard.state.items.values() if item.lease is not None}
+        assert held <= set(self.callers.delivered) | self.excused, "a lease is held by nobody"
+
+    async def _barrier(self) -> bool:
+        """Wait for what is under way; whether something was written meanwhile."""
+        assert self.shard is not None
+        before = self.shard.last_sequence
+        await self.shard.stats()
+        await asyncio.sleep(0)
+        return self.shard.last_sequence != before or self.shard.last_sequence != self.shard.state.sequence
+
+    # -- disks ---------------------------------------------------------------------------------
+
+    @rule(where=st.sampled_from(["before", "after", "nowhere", "nowhere"]))
+    def the_disk_is_slow(self, where: str) -> None:
+        assert self.log is not None
+        for gate, name in ((self.log.before, "before"), (self.log.after, "after")):
+            gate.clear() if name == where else gate.set()
+        self.run(self._submit([], 5))
+
+    @rule(fault=st.sampled_from(["definite", "definite", "unknown-lost", "unknown-kept"]))
+    def the_disk_fails(self, fault: Any) -> None:
+        assert self.log is not None
+        if isinstance(self.log.inner, MemoryLog):
+            self.log.inner.fail_next_append(fault)
+
+    @rule(ticks=st.integers(0, 6), down_ms=st.sampled_from([0, 1, 1_000, 60_000]))
+    def crash_and_reopen(self, ticks: int, down_ms: int) -> None:
+        self.run(self._crash(ticks))
+        self.clock.move(down_ms)
+        self.run(self._open())
+
+    async def _crash(self, ticks: int) -> None:
+        assert self.shard is not None
+        assert self.log is not None
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        self.shard.kill()
+        self.abandon(self.log.inner)
+        await asyncio.sleep(0)
+        waiting = list(self.tasks)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    @rule()
+    def close_and_reopen(self) -> None:
+        shard = self.alive()
+        assert self.log is not None
+        self.log.before.set()
+        self.log.after.set()
+
+        async def close() -> None:
+            await shard.close()
+            await asyncio.sleep(0)
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+
+        self.run(close())
+        self.run(self._open())
+
+    def teardown(self) -> None:
+        try:
+            if self.shard is not None and not self.failures:
+                self.settle()
+        finally:
+            if self.shard is not None:
+                self.runner.run(self._crash(0))
+            self.runner.close()
+
+
+class SqliteShardMachine(ShardMachine):
+    def make_storage(self) -> None:
+        self.directory = tempfile.TemporaryDirectory(prefix="omnirelay-shard-")
+
+    def writer(self) -> Any:
+        return SqliteLog.open(Path(self.directory.name), "jobs")
+
+    def abandon(self, log: Any) -> None:
+        log.abandon()
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.directory.cleanup()
+
+
+@pytest.mark.timeout(7_200 if LONG else 900)
+def test_answers_rest_on_durable_events_whatever_happens_to_the_shard() -> None:
+    run_state_machine_as_test(ShardMachine, settings=profile(120, steps=30))
+
+
+@pytest.mark.timeout(7_200 if LONG else 900)
+def test_answers_rest_on_durable_events_on_a_disk() -> None:
+    run_state_machine_as_test(SqliteShardMachine, settings=profile(25, steps=20))
