@@ -9,7 +9,7 @@ import pytest
 from tests.crash.conftest import MakeCrashes
 from tests.crash.plan import LONG
 
-SEEDS = range(1, 61 if LONG else 5)
+SEEDS = range(1, 61 if LONG else 4)
 ROUNDS = 6 if LONG else 3
 
 

@@ -77,7 +77,7 @@ class SqliteStore(LogStore):
     def open_backup(self, path: Path) -> EventLog:
         return SqliteLog.open(path.parent, path.name, shard=self.shard)
 
-    async def open_damaged(self) -> EventLog:
+    def open_damaged(self) -> EventLog:
         return self.open(read_only=True)
 
     def execute(self, sql: str, *values: object) -> None:

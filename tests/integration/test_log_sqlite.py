@@ -5,6 +5,8 @@ WAL).
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import sqlite3
 import threading
 from contextlib import closing
@@ -14,7 +16,7 @@ import pytest
 
 from omnirelay.core.events import Completed, Enqueue, Event, TimeAdvanced
 from omnirelay.core.payload import OwnershipToken, Payload
-from omnirelay.errors import LogLocked, LogUnavailable
+from omnirelay.errors import InvalidArgument, LogLocked, LogUnavailable
 from omnirelay.log import SnapshotRecord, SqliteLog
 from omnirelay.log.failpoints import armed
 from omnirelay.log.snapshots import read_snapshot, write_snapshot
@@ -163,6 +165,25 @@ async def test_a_cancelled_append_can_be_asked_again(store: SqliteStore) -> None
     await leader.log.close()
 
 
+@pytest.mark.parametrize("namespace", ["", ".", "..", "a/b", "/etc", "a\0b"])
+def test_a_namespace_that_is_no_directory_name_is_refused(tmp_path: Path, namespace: str) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        SqliteLog.open(tmp_path, namespace)
+    assert refusal.value.details["field"] == "namespace"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_synchronous_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="FULL"):
+        SqliteLog.open(tmp_path, "shard", synchronous="FUL")  # type: ignore[arg-type]
+
+
+def test_a_directory_that_cannot_be_made_is_said_to_be_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file")
+    with pytest.raises(LogUnavailable):
+        SqliteLog.open(tmp_path / "data", "shard")
+
+
 # ----------------------------------------------------------------------- witness
 
 
@@ -283,6 +304,37 @@ async def test_a_backup_takes_the_snapshot_files_along(store: SqliteStore, tmp_p
     header, chunks = read_snapshot(tmp_path / "copy", record.path)
     assert (header, list(chunks)) == (b"header", [b"chunk"])
     assert (await copy.verify()).anchor.sequence == 9
+    await copy.close()
+
+
+async def test_a_backup_that_cannot_be_written_leaves_nothing_behind(store: SqliteStore, tmp_path: Path) -> None:
+    leader = await Leader.of(store.open())
+    await leader.append()
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(LogUnavailable, match="backup"):
+        await leader.log.backup(tmp_path / "file" / "copy")
+
+    def fill_up() -> None:
+        (tmp_path / "copy.partial" / "snapshots").write_text("in the way")
+
+    write_snapshot(store.root, leader.position.sequence, b"header", [b"chunk"])
+    await leader.snapshot()
+    with armed("log.backup.copied", fill_up), pytest.raises(LogUnavailable, match="backup"):
+        await leader.log.backup(tmp_path / "copy")
+    assert sorted(os.listdir(tmp_path)) == ["data", "file"]
+    await leader.log.backup(tmp_path / "copy")
+    await leader.log.close()
+
+
+async def test_a_backup_is_known_as_one_even_beside_a_witness_that_agrees(store: SqliteStore, tmp_path: Path) -> None:
+    leader = await Leader.of(store.open())
+    await leader.append_many(2)
+    await leader.log.backup(tmp_path / "copy")
+    await leader.log.close()
+    shutil.copy(store.witness, tmp_path / "copy")
+    copy = store.open_backup(tmp_path / "copy")
+    acquired = await copy.acquire("me")
+    assert (acquired.unproven, acquired.position) == ("restored backup", leader.position)
     await copy.close()
 
 

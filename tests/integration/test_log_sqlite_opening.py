@@ -148,6 +148,7 @@ async def test_a_log_behind_its_witness_is_refused(store: SqliteStore, tmp_path:
     assert refusal.details["expected"] == again.position.sequence == 15
     assert refusal.details["found"] == leader.position.sequence == 12
     assert refusal.details["sequence"] == 13
+    assert "saw event 15, the log ends at 12" in refusal.message
 
 
 async def test_a_log_beside_its_witness_is_refused(store: SqliteStore, tmp_path: Path) -> None:

@@ -95,6 +95,16 @@ async def test_the_lost_part_is_known_even_from_a_file_sqlite_cannot_read(store:
     assert (await led(store, log)).highest_known == 12
 
 
+async def test_the_lost_part_is_known_even_from_a_frame_whose_header_is_gone(store: SqliteStore) -> None:
+    await four_frames(store)
+    store.witness.unlink()
+    store.execute("DELETE FROM head")
+    store.execute("""UPDATE frames SET data = replace(data, '"epoch"', '"ep0ch"') WHERE last = 12""")
+    log = store.open(accept_loss=True)
+    accepted = await led(store, log)
+    assert (accepted.position.sequence, accepted.highest_known) == (9, 12)
+
+
 async def test_a_log_that_is_gone_can_be_accepted_as_lost(store: SqliteStore) -> None:
     await four_frames(store)
     store.database.unlink()
@@ -199,6 +209,8 @@ async def test_after_a_failed_flush_the_log_is_copied_to_a_new_file(fragile: Sql
     log = fragile.open()
     assert fragile.database.stat().st_ino != inode
     assert (fragile.root / "leases.db.suspect-1").exists()
+    # An old WAL beside the new database would be replayed into it.
+    assert (fragile.root / "leases.db.suspect-1-wal").exists()
     assert not (fragile.root / "leases.suspect").exists()
     again = await Leader.of(log)
     assert again.unproven is None

@@ -58,16 +58,6 @@ async def test_a_call_that_comes_later_does_not_overtake_one_that_waits() -> Non
     await shard.close()
 
 
-async def test_a_call_without_waiting_gets_what_is_left_when_the_line_is_served() -> None:
-    shard = await Place("memory", Path()).open(FakeClock())
-    waits = start(shard.lease(Caller(peer_id="first"), wait_ms=10_000))
-    await settle()
-    _, later = await asyncio.gather(shard.enqueue(items(2)), shard.lease(Caller(peer_id="later")))
-    assert [lease.owner for lease in await soon(waits)] == ["first"]
-    assert [lease.owner for lease in later] == ["later"], "an item was ready and nobody else wanted it"
-    await shard.close()
-
-
 @on_every_log
 async def test_a_call_whose_time_is_over_gets_an_empty_list(kind: str, tmp_path: Path) -> None:
     clock = FakeClock()
@@ -220,6 +210,47 @@ async def test_a_repeat_while_the_first_call_waits_gets_the_same_leases() -> Non
     await settle()
     assert repeat.done(), "the repeat still waits for an item of its own"
     assert [each.token for each in await soon(repeat)] == [lease.token]
+    await shard.close()
+
+
+@pytest.mark.parametrize("moment", ["undecided", "being written", "answered"])
+async def test_a_repeat_that_is_cancelled_does_not_take_the_lease_from_the_first_call(moment: str) -> None:
+    """A client that hedges: the answer to its first call arrived, so it drops the second."""
+    log = GatedLog()
+    shard = await Shard.open(log, clock=FakeClock())
+    await enqueued(shard)
+    held = await one_lease(shard, request_id="r")
+    log.gate.clear()
+    busy = start(shard.enqueue(item("busy")))
+    await settle()
+    repeat = start(shard.lease(WORKER, request_id="r"))
+    beside = start(shard.enqueue(item("in one frame with it")))
+    await settle()
+    frames = 0
+
+    def frame_answered() -> None:
+        nonlocal frames
+        frames += 1
+        if frames == 1:
+            log.gate.clear()
+        elif moment == "answered":
+            repeat.cancel()
+
+    if moment == "undecided":
+        repeat.cancel()
+    with armed("engine.answered", frame_answered):
+        log.gate.set()
+        await soon(busy)
+        await settle()
+        if moment == "being written":
+            repeat.cancel()
+        log.gate.set()
+        await soon(beside)
+        await asyncio.wait([repeat])
+    await settle()
+    assert repeat.cancelled()
+    await soon(shard.complete(held.token))
+    assert (await shard.get(held.sequence_id)).state == "completed"
     await shard.close()
 
 

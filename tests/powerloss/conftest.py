@@ -30,6 +30,6 @@ def workspace() -> Iterator[Path]:
 def _often() -> Iterator[None]:
     """Checkpoints every few commits and a witness after each append: a short script sees many of both."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sqlite_writer, "CHECKPOINT_PAGES", 60)
+        patch.setattr(sqlite_writer, "CHECKPOINT_PAGES", 24)
         patch.setattr(sqlite_log, "WITNESS_INTERVAL_S", 0.0)
         yield

@@ -52,7 +52,8 @@ class Recording(msgspec.Struct):
     known: dict[int, Known]
     """By the last sequence of each frame."""
     commands: int
-    restarts: list[int]
+    starts: list[int]
+    """Where the files were known, and where each shard was open."""
 
     def due(self, position: int) -> int:
         """The sequence that must survive a power cut at this position."""
@@ -110,11 +111,17 @@ async def record(
     `due`: what the directory holds already and must keep.
     """
     script = Script(seed)
-    acknowledged: list[tuple[int, int]] = [(0, due)]
+    acknowledged: list[tuple[int, int]] = []
     witnesses: list[tuple[int, int, bytes]] = []
     starts: list[int] = []
     with RecordingVFS() as vfs:
+        for file in sorted((directory / NAMESPACE).glob("leases.db*")):
+            vfs.take_in(file)
+        starts.append(vfs.position)
+        acknowledged.append((vfs.position, due))
         witness = directory / NAMESPACE / "leases.witness"
+        if witness.exists():
+            witnesses.append((0, 0, witness.read_bytes()))
         script.on_answer = lambda: acknowledged.append((vfs.position, script.acknowledged))
         with noting_witnesses(vfs, witness, witnesses):
             log_id = ""

@@ -85,7 +85,7 @@ def test_the_record_of_a_real_database_gives_its_files_back(tmp_path: Path) -> N
     path = tmp_path / "a.db"
     with RecordingVFS() as vfs:
         connection = apsw.Connection(str(path), vfs=vfs.name)
-        connection.execute("PRAGMA journal_mode = WAL; CREATE TABLE t (x); INSERT INTO t VALUES (1), (2)")
+        connection.execute("PRAGMA journal_mode = WAL; CREATE TABLE t (x); INSERT INTO t VALUES (1), (2)").fetchall()
         disk = Disk()
         for operation in vfs.operations:
             disk.apply(operation)
@@ -105,7 +105,7 @@ def test_a_write_fails_once_or_until_the_disk_is_mended(
 ) -> None:
     with RecordingVFS() as vfs:
         connection = apsw.Connection(str(tmp_path / "a.db"), vfs=vfs.name)
-        connection.execute("PRAGMA journal_mode = WAL; CREATE TABLE t (x)")
+        connection.execute("PRAGMA journal_mode = WAL; CREATE TABLE t (x)").fetchall()
         vfs.fail_write(1, code=code)
         with pytest.raises(kind):
             connection.execute("INSERT INTO t VALUES (1)")
@@ -124,7 +124,7 @@ def test_a_write_fails_once_or_until_the_disk_is_mended(
 def test_a_flush_fails_with_its_own_code(tmp_path: Path) -> None:
     with RecordingVFS() as vfs:
         connection = apsw.Connection(str(tmp_path / "a.db"), vfs=vfs.name)
-        connection.execute("PRAGMA journal_mode = WAL; CREATE TABLE t (x)")
+        connection.execute("PRAGMA journal_mode = WAL; CREATE TABLE t (x)").fetchall()
         vfs.fail_sync(1)
         with pytest.raises(apsw.IOError) as failed:
             connection.execute("INSERT INTO t VALUES (1)")

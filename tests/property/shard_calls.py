@@ -17,19 +17,23 @@ from omnirelay.errors import FailedPrecondition, LogOutcomeUnknown, NotFound, Un
 from tests.builders import new_item, replay
 from tests.property.shard_facts import Facts
 
-CALLS = st.one_of(
+Call = tuple[str, Any, Any]
+
+WRITES: st.SearchStrategy[Call] = st.one_of(
     st.tuples(st.just("enqueue"), st.integers(1, 3), st.sampled_from([None, None, "r1", "r2", "r3"])),
     st.tuples(st.just("lease"), st.integers(1, 3), st.sampled_from([0, 0, 500, 5_000])),
     st.tuples(st.just("repeat"), st.integers(1, 3), st.sampled_from(["c1", "c2"])),
     st.tuples(st.sampled_from(["complete", "fail", "release", "heartbeat"]), st.integers(0, 9), st.integers(0, 2)),
     st.tuples(st.just("acks"), st.integers(0, 9), st.integers(1, 4)),
+)
+CALLS: st.SearchStrategy[Call] = st.one_of(
+    WRITES,
+    WRITES,
     st.tuples(st.sampled_from(["get", "wait"]), st.integers(0, 9), st.just(0)),
     st.tuples(st.just("stats"), st.just(0), st.just(0)),
     st.tuples(st.just("cancel"), st.integers(0, 9), st.booleans()),
     st.tuples(st.sampled_from(["drain", "restore", "redrive"]), st.integers(1, 3), st.just(0)),
 )
-Call = tuple[str, Any, Any]
-
 UNAVAILABLE = (Unavailable, LogOutcomeUnknown)
 """Errors that say nothing about what happened: allowed whenever the log failed or the shard is going."""
 

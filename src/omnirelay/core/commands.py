@@ -146,6 +146,8 @@ class EnforceCaps(msgspec.Struct, gc=False):
 class ElectLeader(msgspec.Struct, gc=False):
     epoch: int
     owner: str
+    down_from: int | None = None
+    """The last proof of life before this leadership; None: the last event."""
 
 
 class StartGeneration(msgspec.Struct, gc=False):

@@ -16,6 +16,7 @@ from omnirelay.core import commands as cmd
 from omnirelay.core import events as ev
 from omnirelay.core.answers import GrantedLease
 from omnirelay.core.evolve import evolve_all, evolve_granted
+from omnirelay.core.intake import check_caller, check_storable
 from omnirelay.core.rules.acknowledge import (
     decide_complete,
     decide_expire,
@@ -49,6 +50,7 @@ from omnirelay.core.rules.upkeep import (
     decide_time,
 )
 from omnirelay.core.state import State
+from omnirelay.errors import InvalidArgument
 
 Ids = Callable[[], str]
 """Gives a new lease id each time: a lower-case UUID."""
@@ -57,11 +59,7 @@ Ids = Callable[[], str]
 def apply(state: State, command: cmd.Command, now_ms: int, arrived_ms: int, ids: Ids, out: list[ev.Event]) -> Any:
     if type(command) is cmd.GrantLeases:
         return apply_grants(state, command, now_ms, ids, out)
-    if type(command) is cmd.CompleteItem:
-        # The most frequent command of all goes without a look-up of what decides it.
-        events, answer = decide_complete(state, command, now_ms, arrived_ms)
-    else:
-        events, answer = decide(state, command, now_ms, arrived_ms)
+    events, answer = decide(state, command, now_ms, arrived_ms)
     evolve_all(state, events)
     out += events
     return answer
@@ -97,12 +95,27 @@ def apply_grants(
     return granted
 
 
-def decide(state: State, command: cmd.Command, now_ms: int, arrived_ms: int) -> tuple[list[ev.Event], Any]:
-    kind = type(command)
-    acknowledging = _ACKNOWLEDGING.get(kind)
-    if acknowledging is not None:
-        return acknowledging(state, command, now_ms, arrived_ms)
-    return _DECIDING[kind](state, command, now_ms)
+def decide(state: State, command: Any, now_ms: int, arrived_ms: int) -> tuple[list[ev.Event], Any]:
+    try:
+        kind = type(command)
+        acknowledging = _ACKNOWLEDGING.get(kind)
+        if acknowledging is not None:
+            return acknowledging(state, command, now_ms, arrived_ms)
+        deciding = _DECIDING.get(kind)
+        if deciding is not None:
+            check_caller(command.caller)
+            events, answer = deciding(state, command, now_ms)
+            if kind is not cmd.EnqueueItems:
+                check_storable(events)
+            return events, answer
+        return _UPKEEP[kind](state, command, now_ms)
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        # Nothing was changed yet: deciding only reads. A value of a wrong type got past the checks of its field.
+        raise InvalidArgument(
+            f"the request has a value that does not belong there: {error}",
+            code="resourcelease.request.invalid",
+            field="request",
+        ) from error
 
 
 _ACKNOWLEDGING: Final[dict[type[Any], Callable[[State, Any, int, int], tuple[list[ev.Event], Any]]]] = {
@@ -114,7 +127,6 @@ _ACKNOWLEDGING: Final[dict[type[Any], Callable[[State, Any, int, int], tuple[lis
 
 _DECIDING: Final[dict[type[Any], Callable[[State, Any, int], tuple[list[ev.Event], Any]]]] = {
     cmd.EnqueueItems: decide_enqueue,
-    cmd.ReturnUndelivered: decide_return,
     cmd.CancelItem: decide_cancel,
     cmd.DrainItems: decide_drain,
     cmd.RestoreItems: decide_restore,
@@ -122,9 +134,15 @@ _DECIDING: Final[dict[type[Any], Callable[[State, Any, int], tuple[list[ev.Event
     cmd.RedriveItems: decide_redrive,
     cmd.PurgeItems: decide_purge,
     cmd.ChangeOptions: decide_options,
+}
+"""What callers ask for besides the lease cycle; all of it bears a caller."""
+
+_UPKEEP: Final[dict[type[Any], Callable[[State, Any, int], tuple[list[ev.Event], Any]]]] = {
+    cmd.ReturnUndelivered: decide_return,
     cmd.ExpireLeases: decide_expire,
     cmd.AdvanceTime: decide_time,
     cmd.EnforceCaps: decide_caps,
     cmd.ElectLeader: decide_leader,
     cmd.StartGeneration: decide_generation,
 }
+"""What the engine asks for by itself."""

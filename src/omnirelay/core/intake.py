@@ -5,20 +5,23 @@ The common item passes by one boolean expression (in `check_batch`); any other i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NoReturn
 
 import msgspec
 
 from omnirelay.core.commands import Progress
+from omnirelay.core.events import Event
 from omnirelay.core.items import size_of
 from omnirelay.core.options import COMMAND_BYTES_MAX
-from omnirelay.core.payload import NewItem, OwnershipToken, Payload
+from omnirelay.core.payload import ANONYMOUS, Caller, NewItem, OwnershipToken, Payload
 from omnirelay.errors import FailedPrecondition, InvalidArgument
 
 NAME_MAX = 1024
-"""Most characters of a resource type, a resource id, a key, a peer or a request id."""
+"""Most characters of a resource type, a resource id, a key or the request id of an enqueue."""
+CALLER_MAX = 256
+"""Most characters of a peer, a principal or the request id of a lease call: a thousand grants repeat them all."""
 TEXT_MAX = 16 * 1024
 """Most characters of a reason or an error message."""
 ATTRIBUTES_MAX = 64
@@ -26,6 +29,7 @@ ATTRIBUTE_NAME_MAX = 128
 ATTRIBUTE_VALUE_MAX = 4096
 PROGRESS_BYTES_MAX = 64 * 1024
 BATCH_ITEMS_MAX = 10_000
+DIGEST_BYTES = 16
 WEIGHT_MAX = 1_000_000
 ATTEMPTS_MAX = 1_000_000
 TIME_MAX_MS = 253_402_300_799_999
@@ -33,6 +37,7 @@ TIME_MAX_MS = 253_402_300_799_999
 DELAY_MAX_MS = 10 * 365 * 24 * 3_600_000
 
 _wire_form = msgspec.msgpack.Encoder().encode
+_encode = msgspec.json.Encoder().encode
 
 
 def refuse(field: str, why: str, *, code: str | None = None, **details: Any) -> NoReturn:
@@ -53,9 +58,9 @@ def check_text(field: str, text: str | None, length_max: int = NAME_MAX) -> None
         refuse(field, f"must be text of at most {length_max} characters without control characters")
 
 
-def check_name(field: str, text: str | None) -> None:
+def check_name(field: str, text: str | None, length_max: int = NAME_MAX) -> None:
     """Text that is not blank, when there is one at all."""
-    check_text(field, text)
+    check_text(field, text, length_max)
     if text is not None and (not text or text.isspace()):
         refuse(field, "must not be blank")
 
@@ -125,8 +130,24 @@ def check_new_item(item: NewItem, body_limit: int) -> None:
     check_number("maxAttempts", item.max_attempts, 1, ATTEMPTS_MAX)
 
 
-def check_batch(items: list[NewItem], body_limit: int) -> int:
-    """Check every item of a batch; the error of a bad one names its index. Returns their bytes."""
+def check_caller(caller: Caller) -> None:
+    if type(caller) is not Caller:
+        refuse("caller", "must be a Caller")
+    if caller is not ANONYMOUS:
+        check_name("principal", caller.principal, CALLER_MAX)
+        check_name("peerId", caller.peer_id, CALLER_MAX)
+
+
+def caller_bytes(caller: Caller) -> int:
+    """No less than what naming the caller takes in an event."""
+    return 4 * (len(caller.principal or "") + len(caller.peer_id or ""))
+
+
+def check_batch(items: list[NewItem], body_limit: int, *, per_item: int = 0) -> int:
+    """Check every item of a batch; the error of a bad one names its index. Returns their bytes.
+
+    `per_item` is what each event takes in the log beyond its item.
+    """
     if not isinstance(items, list) or not items:
         refuse("items", "must be a list with at least one item")
     if len(items) > BATCH_ITEMS_MAX:
@@ -173,7 +194,7 @@ def check_batch(items: list[NewItem], body_limit: int) -> int:
             raise
         size += size_of(item.payload)
         stored += stored_bytes(item.payload)
-    check_stored(stored)
+    check_stored(stored + per_item * len(items))
     return size
 
 
@@ -209,6 +230,22 @@ def check_stored(stored: int) -> None:
         )
 
 
+def check_storable(events: Sequence[Event]) -> None:
+    """Encode what a command leads to before anything happens: what the log cannot hold is the caller's mistake.
+
+    For commands that come seldom; those that come by the thousand are bounded field by field instead.
+    """
+    if not events:
+        return
+    try:
+        size = len(_encode(events))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidArgument(
+            f"the request cannot be written down: {error}", code="resourcelease.request.invalid", field="request"
+        ) from None
+    check_stored(size)
+
+
 def check_token(token: OwnershipToken) -> OwnershipToken:
     """The token with its lease id in lower case. One that no shard can have issued is an unknown one."""
     if type(token) is not OwnershipToken:
@@ -238,7 +275,7 @@ def encode_progress(progress: Progress) -> bytes:
 
 def request_key(principal: str | None, request_id: str) -> bytes:
     """16 bytes for a request id within the scope of its principal: short, and the same length for all."""
-    return blake2b(_wire_form((principal, request_id)), digest_size=16).digest()
+    return blake2b(_wire_form((principal, request_id)), digest_size=DIGEST_BYTES).digest()
 
 
 def payload_digest(payload: Payload) -> bytes:
@@ -254,5 +291,5 @@ def payload_digest(payload: Payload) -> bytes:
                 sorted(payload.attributes.items()) if payload.attributes else None,
             )
         ),
-        digest_size=16,
+        digest_size=DIGEST_BYTES,
     ).digest()

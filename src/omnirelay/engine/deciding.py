@@ -41,50 +41,45 @@ class Decider:
         self._items = items
         self._events_max = events_max
 
-    def build(self, inbox: deque[Request], now_ms: int, *, alive: bool) -> Batch:
-        """Empty the inbox into a batch, up to what a frame holds. `alive`: write down that time went by anyway."""
-        batch = Batch()
+    def build(self, batch: Batch, inbox: deque[Request], now_ms: int, *, alive: bool) -> None:
+        """Empty the inbox into the batch, up to what a frame holds. `alive`: write down that time went by anyway."""
         state = self.state
         bytes_max = state.live_bytes + FRAME_BODY_BYTES_MAX
         if alive or state.time_has_work(now_ms):
             self._own(batch, AdvanceTime(), now_ms)
-        rest = self._acknowledgements(batch, inbox, now_ms)
-        while rest:
-            if len(batch.events) >= self._events_max or state.live_bytes > bytes_max:
-                break
-            self._one(batch, rest.popleft(), now_ms)
-        inbox.extendleft(reversed(rest))
+        late = self._acknowledgements(batch, inbox, now_ms)
+        while inbox and not late and len(batch.events) < self._events_max and state.live_bytes <= bytes_max:
+            self._one(batch, inbox.popleft(), now_ms)
         self._serve_line(batch, now_ms)
         deadline = state.leased.first_key()
-        if deadline is not None and deadline <= now_ms:
+        if deadline is not None and deadline <= now_ms and not late:
+            # Not while acknowledgements wait for the next frame: they may have arrived in time.
             self._own(batch, ExpireLeases(), now_ms)
+        inbox.extendleft(reversed(late))
         if state.caps_exceeded():
             purged = self._own(batch, EnforceCaps(), now_ms)
             if purged:
                 _log.warning("dead_letters_purged", extra={"count": purged, "reason": "cap"})
         if self._items:
             self._items.answer(state, batch)
-        return batch
 
-    def _acknowledgements(self, batch: Batch, inbox: deque[Request], now_ms: int) -> deque[Request]:
-        """Decide the acknowledgements in the inbox and take everything out of it; returns the others in order."""
-        rest: deque[Request] = deque()
-        full = False
-        while inbox:
+    def _acknowledgements(self, batch: Batch, inbox: deque[Request], now_ms: int) -> list[Request]:
+        """Take the acknowledgements out of the inbox and decide them; returns those the frame had no room for."""
+        late: list[Request] = []
+        for _ in range(len(inbox)):
             request = inbox.popleft()
-            if type(request) is AcknowledgeRequest and not full:
-                full = not self._acknowledge(batch, request, now_ms)
-                if full:
-                    rest.append(request)
-            else:
-                rest.append(request)
-        return rest
+            if type(request) is not AcknowledgeRequest:
+                inbox.append(request)
+            elif late or not self._acknowledge(batch, request, now_ms):
+                late.append(request)
+        return late
 
     def _acknowledge(self, batch: Batch, request: AcknowledgeRequest, now_ms: int) -> bool:
         """Decide what fits of a batch of acknowledgements; true when all of it did."""
         state, ids, events, ends = self.state, self._ids, batch.events, batch.commands
         outcomes = request.outcomes
         commands = request.commands
+        batch.deciding = [request.future]
         if request.future.done() and not outcomes:
             return True
         arrived_ms = request.arrived_ms
@@ -107,6 +102,7 @@ class Decider:
 
     def _one(self, batch: Batch, request: Request, now_ms: int) -> None:
         batch.requests += 1
+        batch.deciding = [request.future]
         if request.future.done():
             return  # The caller left before its command was looked at: as if it had never come.
         try:
@@ -137,6 +133,7 @@ class Decider:
             # A repeat only gets back what the first call was granted, so it need not wait for anybody.
             repeated = repeated_grants(self.state, request.command, now_ms)
             if repeated:
+                self._line.share(repeated)
                 batch.answer(request.future, repeated)
                 return
         # Whoever came first is served first: behind others even a call that could be served joins the line.
@@ -164,6 +161,11 @@ class Decider:
         if not granted:
             return False
         batch.answer(request.future, granted)
+        if request.command.request_id is not None:
+            for repeat in self._line.repeats_of(request):
+                self._line.share(granted)
+                self._line.leave(repeat)
+                batch.answer(repeat.future, granted)
         return True
 
     def _serve_line(self, batch: Batch, now_ms: int) -> None:

@@ -50,7 +50,7 @@ from omnirelay.engine.requests import AcknowledgeRequest, LeaseRequest
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.snapshotter import make_snapshot_in_helper
 from omnirelay.engine.writer import Writer
-from omnirelay.errors import LogDamaged, OmniRelayError
+from omnirelay.errors import LogDamaged, LogUnavailable, OmniRelayError
 from omnirelay.log.base import Acquired, Anchor, EventLog, SnapshotRecord
 from omnirelay.log.frame import decode_frame, encode_frame
 from omnirelay.log.snapshots import prune_snapshots
@@ -454,11 +454,15 @@ class Shard:
         following = self.last_sequence + 1 if from_sequence is None else from_sequence
         while True:
             if self.last_sequence >= following:
-                async for frame in self.log.read(following, self.last_sequence):
-                    for event in decode_frame(frame, shard=self.log.shard, log_id=self.log.log_id):
-                        if event.sequence_number >= following:
-                            yield event
-                            following = event.sequence_number + 1
+                try:
+                    async for frame in self.log.read(following, self.last_sequence):
+                        for event in decode_frame(frame, shard=self.log.shard, log_id=self.log.log_id):
+                            if event.sequence_number >= following:
+                                yield event
+                                following = event.sequence_number + 1
+                except LogUnavailable:
+                    if not self._closed:
+                        raise
             if self._closed or self._writer.failure is not None:
                 return
             if self.last_sequence < following:
@@ -567,10 +571,11 @@ async def _take_lead(
     """The first frame of a leadership: a new generation where history is not proven, then the election."""
     events: list[Event] = []
     first: list[Any] = []
+    down_from = state.time
     if acquired.unproven is not None:
         _log.warning("generation_started", extra={"shard": log.shard, "reason": acquired.unproven})
         first.append(cmd.StartGeneration(acquired.unproven, acquired.highest_known))
-    first.append(cmd.ElectLeader(acquired.epoch, owner))
+    first.append(cmd.ElectLeader(acquired.epoch, owner, down_from))
     if options is not None:
         first.append(cmd.ChangeOptions(options))
     for command in first:

@@ -6,16 +6,21 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from omnirelay.core.answers import GrantedLease
 from omnirelay.core.items import COMPLETED
+from omnirelay.core.rules.grant import grant_key
 from omnirelay.core.state import State
 from omnirelay.core.views import view
 from omnirelay.engine.clock import Clock
 from omnirelay.engine.requests import Batch, LeaseRequest
 from omnirelay.errors import NotFound
 
+SHARED_MAX = 100_000
+"""Shared leases remembered; an older one that is forgotten too early is released, which costs its owner a retry."""
+
 
 class LeaseLine:
-    """Lease calls in the order they came. One leaves when it is granted, runs out of time, or its caller goes."""
+    """Lease calls in the order they came. One leaves when it is granted, out of time, or its caller is gone."""
 
     def __init__(self, clock: Clock, waiting_max: int, on_time_out: Callable[[LeaseRequest], None]) -> None:
         """`on_time_out` gets a request whose time is over; the engine answers it like any read."""
@@ -23,6 +28,9 @@ class LeaseLine:
         self._on_time_out = on_time_out
         self._waiting_max = waiting_max
         self._line: dict[LeaseRequest, None] = {}
+        self._by_key: dict[str, dict[LeaseRequest, None]] = {}
+        self._shared: dict[str, None] = {}
+        """Ids of leases that more than one call was answered with, the latest last."""
 
     def __len__(self) -> int:
         return len(self._line)
@@ -36,14 +44,38 @@ class LeaseLine:
 
     def join(self, request: LeaseRequest) -> None:
         self._line[request] = None
+        key = _key_of(request)
+        if key is not None:
+            self._by_key.setdefault(key, {})[request] = None
         request.timer = self._clock.call_later(request.wait_ms, lambda: self._time_over(request))
         request.future.add_done_callback(lambda _: self.leave(request))
 
     def leave(self, request: LeaseRequest) -> None:
         self._line.pop(request, None)
+        key = _key_of(request)
+        if key is not None and key in self._by_key:
+            self._by_key[key].pop(request, None)
+            if not self._by_key[key]:
+                del self._by_key[key]
         if request.timer is not None:
             request.timer.cancel()
             request.timer = None
+
+    def repeats_of(self, request: LeaseRequest) -> list[LeaseRequest]:
+        """Other calls in line with the same request id: they get the same leases."""
+        waiting = self._by_key.get(_key_of(request) or "", {})
+        return [repeat for repeat in waiting if repeat is not request]
+
+    def share(self, grants: list[GrantedLease]) -> None:
+        """These went to more than one call: that one of the callers is gone says nothing about the other."""
+        for grant in grants:
+            self._shared[grant.token.lease_id] = None
+        while len(self._shared) > SHARED_MAX:
+            del self._shared[next(iter(self._shared))]
+
+    def unshared(self, grants: list[GrantedLease]) -> list[GrantedLease]:
+        """Those that nobody else was answered with."""
+        return [grant for grant in grants if grant.token.lease_id not in self._shared]
 
     def _time_over(self, request: LeaseRequest) -> None:
         if request in self._line:
@@ -56,6 +88,10 @@ class LeaseLine:
         for request in waiting:
             self.leave(request)
         return waiting
+
+
+def _key_of(request: LeaseRequest) -> str | None:
+    return grant_key(request.command.caller, request.command.request_id)
 
 
 class ItemWaiters:
@@ -83,9 +119,9 @@ class ItemWaiters:
             for future in self._waiting.pop(sequence_id):
                 batch.answer(future, outcome)
 
-    def clear(self) -> list[asyncio.Future[Any]]:
-        """Everyone who still waits; nobody does afterwards."""
-        waiting = [future for futures in self._waiting.values() for future in futures]
+    def clear(self) -> list[tuple[int, asyncio.Future[Any]]]:
+        """Everyone who still waits, and for which item; nobody does afterwards."""
+        waiting = [(sequence_id, future) for sequence_id, futures in self._waiting.items() for future in futures]
         self._waiting.clear()
         return waiting
 

@@ -18,12 +18,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from omnirelay.core.answers import GrantedLease, ItemView
 from omnirelay.core.commands import Command, ReturnUndelivered
 from omnirelay.core.decide import Ids
-from omnirelay.core.events import Event
+from omnirelay.core.events import Event, GenerationStarted
+from omnirelay.core.rules.handling import find_item
 from omnirelay.core.state import State
+from omnirelay.core.views import view
 from omnirelay.engine.clock import Clock, ShardTime, Timer
 from omnirelay.engine.deciding import Decider
 from omnirelay.engine.requests import Batch, CommandRequest, LeaseRequest, ReadRequest, Request
@@ -38,6 +42,9 @@ _log = logging.getLogger("omnirelay.engine")
 
 INLINE_BYTES_MAX = 64 * 1024
 """Larger frames go to the writer thread even when nobody else waits: hashing them would hold up the loop."""
+
+RETURN_MAX = 1_000
+"""Most grants that one command returns."""
 
 
 class Writer:
@@ -75,6 +82,8 @@ class Writer:
         self._inbox: deque[Request] = deque()
         self._waiting_events = 0
         self._wake = asyncio.Event()
+        self._open: Batch | None = None
+        """Being decided, or being appended on this very thread."""
         self._flying: tuple[Batch, asyncio.Task[Position]] | None = None
         self._staged: Batch | None = None
         self._timer: Timer | None = None
@@ -91,7 +100,7 @@ class Writer:
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing is undurable: a read may be answered at once."""
-        return not self._inbox and self._flying is None and self._staged is None
+        return not self._inbox and self._open is None and self._flying is None and self._staged is None
 
     def now_ms(self) -> int:
         return self._time.now_ms()
@@ -125,15 +134,17 @@ class Writer:
         self.submit(ReadRequest(read, future, self.now_ms()), 0)
         return future
 
-    def return_undelivered(self, grants: list[Any]) -> None:
+    def return_undelivered(self, grants: list[GrantedLease]) -> None:
         """Release grants whose answer reached nobody, in the next frame."""
-        if not grants or self.failure is not None:
+        if self.failure is not None:
             return
-        command = ReturnUndelivered([grant.token for grant in grants])
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(_look_at)
-        self._inbox.append(CommandRequest(command, future, self.now_ms()))
-        self._wake.set()
+        tokens = [grant.token for grant in self.line.unshared(grants)]
+        for start in range(0, len(tokens), RETURN_MAX):
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            future.add_done_callback(_look_at)
+            command = ReturnUndelivered(tokens[start : start + RETURN_MAX])
+            self._inbox.append(CommandRequest(command, future, self.now_ms()))
+            self._wake.set()
 
     def _lease_timed_out(self, request: LeaseRequest) -> None:
         # An empty answer is an answer like any other: held until what it was decided on is durable.
@@ -189,43 +200,51 @@ class Writer:
         return max(self.state.options.heartbeat_interval_ms, 1_000)
 
     def _build(self) -> Batch:
+        """Decide what waits. Whatever goes wrong in here, `_give_up` finds the batch in `_open`."""
         now_ms = max(self.now_ms(), self.state.time)
         alive = self._proof_due() and not self._inbox
-        batch = self._decider.build(self._inbox, now_ms, alive=alive)
+        generation = self.state.generation
+        batch = self._open = Batch()
+        self._decider.build(batch, self._inbox, now_ms, alive=alive)
         self._waiting_events = len(self._inbox)
         if batch.events:
-            batch.frames = self._encode(batch, now_ms)
+            batch.frames = self._encode(batch, generation, now_ms)
             hit("engine.decided")
+        self._open = None
         return batch
 
-    def _encode(self, batch: Batch, now_ms: int) -> list[Frame]:
-        events = batch.events
-        frame = self._frame(events, now_ms)
+    def _encode(self, batch: Batch, generation: int, now_ms: int) -> list[Frame]:
+        """`generation` is the one before the batch; a frame bears the one after its last event."""
+        frame = self._frame(batch.events, self.state.generation, now_ms)
         if len(frame.data) <= FRAME_BYTES_MAX:
             return [frame]
-        return self._encode_in_parts(batch, now_ms)
+        return self._encode_in_parts(batch, generation, now_ms)
 
-    def _encode_in_parts(self, batch: Batch, now_ms: int) -> list[Frame]:
+    def _encode_in_parts(self, batch: Batch, generation: int, now_ms: int) -> list[Frame]:
         """Split at the end of a command; every single command fits a frame by the limits on intake."""
         frames: list[Frame] = []
         start = 0
-        last: Frame | None = None
-        last_end = 0
+        part: Frame | None = None
+        part_end = 0
         for end in dict.fromkeys(batch.commands):
             if end == start:
                 continue
-            candidate = self._frame(batch.events[start:end], now_ms)
-            if len(candidate.data) > FRAME_BYTES_MAX and last is not None:
-                frames.append(last)
-                start = last_end
-                candidate = self._frame(batch.events[start:end], now_ms)
-            last, last_end = candidate, end
-        if last is not None:
-            frames.append(last)
+            grown = self._part(batch.events[start:end], generation, now_ms)
+            if len(grown.data) > FRAME_BYTES_MAX and part is not None:
+                frames.append(part)
+                generation = part.generation
+                start = part_end
+                grown = self._part(batch.events[start:end], generation, now_ms)
+            part, part_end = grown, end
+        if part is not None:
+            frames.append(part)
         return frames
 
-    def _frame(self, events: list[Event], now_ms: int) -> Frame:
-        generation = self.state.generation
+    def _part(self, events: list[Event], generation: int, now_ms: int) -> Frame:
+        started = [event.generation for event in events if type(event) is GenerationStarted]
+        return self._frame(events, max(started, default=generation), now_ms)
+
+    def _frame(self, events: list[Event], generation: int, now_ms: int) -> Frame:
         return encode_frame(self._log.shard, self._log.log_id, generation, self._epoch, now_ms, events)
 
     async def _launch(self, batch: Batch) -> None:
@@ -236,11 +255,9 @@ class Writer:
         alone = batch.requests <= 1 and not self._inbox and len(batch.frames) == 1
         if alone and len(frame.data) <= INLINE_BYTES_MAX:
             # Nobody else waits, so a hop to another thread and back would only cost time.
-            try:
-                self.position = await self._append(batch, inline=True)
-            except OmniRelayError as error:
-                batch.refuse(error)
-                raise
+            self._open = batch
+            self.position = await self._append(batch, inline=True)
+            self._open = None
             await self._answer(batch)
             return
         task = asyncio.get_running_loop().create_task(self._append(batch, inline=False))
@@ -259,6 +276,8 @@ class Writer:
             try:
                 position = await self._log.append(frame, expected, inline=inline)
             except LogUnavailable as error:
+                if self._closing:
+                    raise
                 if self.stalled is None:
                     _log.error("log_unavailable", extra={"shard": self._log.shard, "reason": error.message})
                 self.stalled = error
@@ -325,35 +344,38 @@ class Writer:
         self._closing = True
         for request in self.line.clear():
             self._inbox.append(ReadRequest(lambda state, now_ms: [], request.future, request.arrived_ms))
+        for sequence_id, future in self.items.clear():
+            self._inbox.append(ReadRequest(partial(_view_or_refuse, sequence_id), future, self.now_ms()))
         self._wake.set()
+        if self.stalled is not None and self.failure is None:
+            # The frame was refused for certain, and nobody is going to try again.
+            self._cancel_tasks()
+            self._give_up(self.stalled)
         if self._task is not None:
-            if self.stalled is not None:
-                # The frame was refused for certain and nobody is going to try again.
-                self._task.cancel()
-                self._give_up(self.stalled)
             await asyncio.gather(self._task, return_exceptions=True)
         self._stop_timer()
 
-    def kill(self) -> None:
-        """Stop as a crash would: nothing is finished, nobody is answered."""
+    def _cancel_tasks(self) -> None:
         if self._task is not None:
             self._task.cancel()
         if self._flying is not None:
             self._flying[1].cancel()
+
+    def kill(self) -> None:
+        """Stop as a crash would: nothing is finished, nobody is answered."""
+        self._cancel_tasks()
         self._stop_timer()
         self.failure = self.failure or Unavailable("the shard was killed")
 
     def _give_up(self, error: OmniRelayError) -> None:
         self.failure = error
         self._stop_timer()
-        batches = [self._flying[0]] if self._flying is not None else []
-        if self._staged is not None:
-            batches.append(self._staged)
-        for batch in batches:
-            batch.refuse(error)
+        for batch in (self._open, self._flying and self._flying[0], self._staged):
+            if batch is not None:
+                batch.refuse(error)
         waiting = [request.future for request in self._inbox]
         waiting += [request.future for request in self.line.clear()]
-        waiting += self.items.clear()
+        waiting += [future for _, future in self.items.clear()]
         self._inbox.clear()
         for future in waiting:
             if not future.done():
@@ -365,6 +387,10 @@ class Writer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _view_or_refuse(sequence_id: int, state: State, now_ms: int) -> ItemView:
+    return view(find_item(state, sequence_id))
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:

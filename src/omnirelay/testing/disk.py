@@ -227,6 +227,11 @@ class RecordingVFS(apsw.VFS):
                 self._sizes[number] = 0
                 self.operations.append(Deleted(filename, syncdir))
 
+    def take_in(self, path: Path) -> None:
+        """Know a file that is there already, before SQLite opens it."""
+        with self.lock:
+            self._know(os.fspath(path), existed=True)
+
     def notice_names(self) -> None:
         """Find out which of the files were renamed or removed by others than SQLite."""
         with self.lock:

@@ -20,8 +20,10 @@ from omnirelay.core.intake import (
     TEXT_MAX,
     check_attributes,
     check_batch,
+    check_caller,
     check_name,
     check_number,
+    check_storable,
     check_text,
     check_token,
     encode_progress,
@@ -156,6 +158,7 @@ def decide_complete(
     if command.result is None and command.follow_ups is None and command.result_encoding is None:
         return [ev.Completed(sequence_number=sequence, timestamp=now_ms, ownership=lease.token)], _PLAIN_COMPLETE
     _check_result(command, state.options)
+    check_caller(command.caller)
     events: list[ev.Event] = []
     follow_up_ids: list[int] | None = None
     if command.follow_ups:
@@ -171,7 +174,9 @@ def decide_complete(
         result_encoding=command.result_encoding,
         follow_up_ids=follow_up_ids,
     )
-    return [completed, *events], CompleteAnswer(follow_up_ids)
+    events.insert(0, completed)
+    check_storable(events)
+    return events, CompleteAnswer(follow_up_ids)
 
 
 _PLAIN_COMPLETE = CompleteAnswer()
@@ -235,6 +240,7 @@ def decide_fail(state: State, command: FailItem, now_ms: int, arrived_ms: int) -
         not_before=not_before,
         metadata=command.metadata or None,
     )
+    check_storable([failed])
     if cancel:
         return [failed, _cancelled(state, item, now_ms)], FailAnswer("cancelled")
     if used_up:

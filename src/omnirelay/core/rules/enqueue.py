@@ -5,7 +5,7 @@ from __future__ import annotations
 from omnirelay.core import events as ev
 from omnirelay.core.answers import EnqueueAnswer, EnqueueResult
 from omnirelay.core.commands import EnqueueItems
-from omnirelay.core.intake import check_batch, check_name, payload_digest, request_key
+from omnirelay.core.intake import caller_bytes, check_batch, payload_digest, request_key
 from omnirelay.core.payload import Caller, NewItem
 from omnirelay.core.state import State
 from omnirelay.errors import AlreadyExists, ResourceExhausted
@@ -17,8 +17,7 @@ RETRY_AFTER_MS = 1_000
 def decide_enqueue(state: State, command: EnqueueItems, now_ms: int) -> tuple[list[ev.Event], EnqueueAnswer]:
     items = command.items
     options = state.options
-    size = check_batch(items, options.body_limit)
-    check_caller(command.caller)
+    size = check_batch(items, options.body_limit, per_item=caller_bytes(command.caller))
     events: list[ev.Event] = []
     results = plan_items(state, items, now_ms, command.caller, None, state.sequence, events)
     if state.live_count + len(events) > options.capacity or state.live_bytes + size > options.capacity_bytes:
@@ -126,10 +125,3 @@ def _check_request_room(state: State, wanted: int, now_ms: int) -> None:
         field="requestId",
         limit=options.request_id_max,
     )
-
-
-def check_caller(caller: Caller) -> None:
-    if caller.principal is not None:
-        check_name("principal", caller.principal)
-    if caller.peer_id is not None:
-        check_name("peerId", caller.peer_id)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from omnirelay.core import events as ev
 from omnirelay.core.answers import GrantedLease
 from omnirelay.core.commands import GrantLeases
-from omnirelay.core.intake import check_name, check_number, check_required_number
+from omnirelay.core.intake import CALLER_MAX, check_caller, check_name, check_number, check_required_number
 from omnirelay.core.items import Item, Lease
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import Caller, OwnershipToken
-from omnirelay.core.rules.enqueue import check_caller
 from omnirelay.core.state import State
 
 LEASES_MAX = 1_000
@@ -19,7 +18,7 @@ LEASES_MAX = 1_000
 def check_grant(state: State, command: GrantLeases) -> None:
     check_required_number("maxItems", command.items_max, 1, LEASES_MAX)
     check_number("leaseDurationMs", command.lease_duration_ms, 1, state.options.max_lease_duration_ms)
-    check_name("requestId", command.request_id)
+    check_name("requestId", command.request_id, CALLER_MAX)
     check_caller(command.caller)
 
 

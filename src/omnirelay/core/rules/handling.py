@@ -21,6 +21,8 @@ from omnirelay.core.events import NO_PROGRESS, RestoredItem
 from omnirelay.core.intake import (
     ATTEMPTS_MAX,
     BATCH_ITEMS_MAX,
+    CALLER_MAX,
+    DIGEST_BYTES,
     PROGRESS_BYTES_MAX,
     TEXT_MAX,
     TIME_MAX_MS,
@@ -38,7 +40,7 @@ from omnirelay.core.intake import (
 )
 from omnirelay.core.items import COMPLETED, DEAD, LEASED, STATE_NAMES, Item, size_of
 from omnirelay.core.options import BODY_LIMIT_MAX, COMMAND_BYTES_MAX
-from omnirelay.core.payload import OwnershipToken
+from omnirelay.core.payload import ErrorInfo, OwnershipToken
 from omnirelay.core.rules.enqueue import RETRY_AFTER_MS
 from omnirelay.core.rules.upkeep import GENERATION_JUMP
 from omnirelay.core.state import State
@@ -217,11 +219,16 @@ def _checked_pending_item(state: State, given: RestoredItem, principal: str | No
     check_number("maxAttempts", given.max_attempts, 1, ATTEMPTS_MAX)
     check_number("parentSequenceId", given.parent_sequence_id, 1, NUMBER_MAX)
     if given.last_error is not None:
+        if type(given.last_error) is not ErrorInfo:
+            refuse("lastError", "must be an error")
         check_text("lastError", given.last_error.message, TEXT_MAX)
         check_text("lastError", given.last_error.code)
     _check_past_token(given.last_ownership_token)
     _check_past_progress(given.progress)
     key, digest = given.request_key, given.payload_digest
+    for field, value in (("requestKey", key), ("payloadDigest", digest)):
+        if value is not None and (type(value) is not bytes or len(value) != DIGEST_BYTES):
+            refuse(field, f"must be {DIGEST_BYTES} bytes")
     if given.payload.request_id is not None:
         digest = digest or payload_digest(given.payload)
         key = key or request_key(principal, given.payload.request_id)
@@ -234,10 +241,12 @@ def _checked_pending_item(state: State, given: RestoredItem, principal: str | No
 def _check_past_token(token: OwnershipToken | None) -> None:
     if token is None:
         return
+    if type(token) is not OwnershipToken:
+        refuse("lastOwnershipToken", "must be a token")
     check_required_number("lastOwnershipToken", token.sequence_id, 1, NUMBER_MAX)
     check_required_number("lastOwnershipToken", token.attempt, 1, ATTEMPTS_MAX)
     check_number("lastOwnershipToken", token.fence, 0, NUMBER_MAX)
-    check_name("lastOwnershipToken", token.lease_id)
+    check_name("lastOwnershipToken", token.lease_id, CALLER_MAX)
 
 
 def _check_past_progress(progress: msgspec.Raw) -> None:

@@ -6,6 +6,8 @@ from typing import Final
 
 from omnirelay.core import events as ev
 from omnirelay.core.commands import AdvanceTime, ChangeOptions, ElectLeader, EnforceCaps, StartGeneration
+from omnirelay.core.intake import refuse
+from omnirelay.core.options import QueueOptions
 from omnirelay.core.state import State
 
 GENERATION_JUMP: Final = 1 << 32
@@ -57,6 +59,8 @@ def decide_caps(state: State, command: EnforceCaps, now_ms: int) -> tuple[list[e
 
 
 def decide_options(state: State, command: ChangeOptions, now_ms: int) -> tuple[list[ev.Event], None]:
+    if type(command.options) is not QueueOptions:
+        refuse("options", "must be QueueOptions")
     if command.options == state.options:
         return [], None
     return [
@@ -71,11 +75,12 @@ def decide_options(state: State, command: ChangeOptions, now_ms: int) -> tuple[l
 
 def decide_leader(state: State, command: ElectLeader, now_ms: int) -> tuple[list[ev.Event], None]:
     """`down_from` is the last durable proof of life: leases move by the time nobody was there."""
+    down_from = state.time if command.down_from is None else command.down_from
     return [
         ev.LeaderElected(
             sequence_number=state.sequence + 1,
             timestamp=now_ms,
-            down_from=state.time or now_ms,
+            down_from=down_from or now_ms,
             epoch=command.epoch,
             owner=command.owner,
         )

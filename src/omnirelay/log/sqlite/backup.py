@@ -9,10 +9,11 @@ from typing import Final
 
 import apsw
 
-from omnirelay.errors import InvalidArgument, LogUnavailable
+from omnirelay.errors import InvalidArgument, LogDamaged, LogUnavailable, OmniRelayError
 from omnirelay.log.failpoints import hit
 from omnirelay.log.files import make_directories, sync_directory, sync_file
-from omnirelay.log.sqlite.connection import connect, connect_reader, transaction, translated
+from omnirelay.log.snapshots import read_snapshot, write_snapshot
+from omnirelay.log.sqlite.connection import connect, connect_reader, transaction, translate
 from omnirelay.log.sqlite.paths import LogPaths
 from omnirelay.log.sqlite.reader import read_view
 from omnirelay.log.sqlite.rows import read_snapshots
@@ -27,59 +28,68 @@ _DELETE_SNAPSHOT: Final = statement("delete_snapshot")
 def write_backup(paths: LogPaths, shard: str, destination: Path, vfs: str | None) -> None:
     """Copy database and snapshots to the new directory `destination`, all synced before it has that name.
 
-    The copy has no witness and its head is marked. Raises InvalidArgument when the destination exists.
+    The copy has no witness and its head is marked. Raises InvalidArgument when the destination exists, LogUnavailable
+    when it cannot be written; nothing stays of a copy that failed.
     """
     if destination.exists():
         raise InvalidArgument(f"{destination} exists already", field="destination", file=str(destination))
-    make_directories(destination.parent)
     partial = destination.with_name(destination.name + ".partial")
-    if partial.exists():
-        shutil.rmtree(partial)
-    partial.mkdir()
-    copy = LogPaths(partial, partial / "leases.witness")
-    with translated(paths.database, shard):
-        source = connect_reader(paths.database, vfs=vfs)
-        try:
-            source.execute("VACUUM INTO ?", (str(copy.database),))
-        finally:
-            source.close()
+    try:
+        make_directories(destination.parent)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        _fill(partial, paths, shard, vfs)
+        os.rename(partial, destination)
+        sync_directory(destination.parent)
+    except (OSError, apsw.Error) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, apsw.Error) and isinstance(damage := translate(error, paths.database, shard), LogDamaged):
+            raise damage from error
+        raise LogUnavailable(
+            f"the backup to {destination} failed: {error}; the log itself is not concerned",
+            shard=shard,
+            file=str(destination),
+        ) from error
+    except OmniRelayError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _fill(directory: Path, paths: LogPaths, shard: str, vfs: str | None) -> None:
+    copy = LogPaths(directory, directory / "leases.witness")
+    source = connect_reader(paths.database, vfs=vfs)
+    try:
+        # One read transaction: the copy is the log of one instant, however long it takes.
+        source.execute("VACUUM INTO ?", (str(copy.database),))
+    finally:
+        source.close()
     hit("log.backup.copied")
-    with translated(copy.database, shard):
-        connection = connect(copy.database)
-        try:
-            with transaction(connection):
-                _copy_snapshots(connection, paths, copy, shard)
-                connection.execute(_MARK_UNPROVEN, (RESTORED_BACKUP, 0))
-        finally:
-            connection.close()
+    connection = connect(copy.database)
+    try:
+        with transaction(connection):
+            _copy_snapshots(connection, paths, copy, shard)
+            connection.execute(_MARK_UNPROVEN, (RESTORED_BACKUP, 0))
+    finally:
+        connection.close()
     sync_file(copy.database)
-    sync_directory(partial)
-    os.rename(partial, destination)
-    sync_directory(destination.parent)
+    sync_directory(directory)
 
 
 def _copy_snapshots(connection: apsw.Connection, paths: LogPaths, copy: LogPaths, shard: str) -> None:
     """Copy the files of the recorded snapshots; one that was pruned meanwhile is struck from the copy's records."""
     copied = 0
     for record in read_snapshots(connection):
-        target = copy.directory / record.path
-        make_directories(target.parent)
         try:
-            shutil.copytree(paths.directory / record.path, target)
-        except (FileNotFoundError, shutil.Error):
-            shutil.rmtree(target, ignore_errors=True)
+            header, chunks = read_snapshot(paths.directory, record.path)
+            write_snapshot(copy.directory, record.sequence, header, chunks)
+            copied += 1
+        except LogDamaged:
             connection.execute(_DELETE_SNAPSHOT, (record.sequence,))
-            continue
-        for file in target.iterdir():
-            sync_file(file)
-        sync_directory(target)
-        sync_directory(target.parent)
-        copied += 1
     anchor = read_view(connection, copy.database, shard).anchor
     if anchor.sequence > 0 and copied == 0:
         raise LogUnavailable(
-            f"every snapshot of {shard!r} was pruned during the backup, and its log does not reach back"
-            " to the start; try again",
+            f"no snapshot of {shard!r} could be copied (pruned meanwhile, or damaged), and the log does not reach back"
+            " to the start without one; try again",
             shard=shard,
             retry_after_ms=1_000,
         )

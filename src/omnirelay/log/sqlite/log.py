@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar, get_args
 
@@ -198,10 +198,10 @@ class SqliteLog:
         check_range(from_sequence)
         reader = await self._read(self._frame_reader, from_sequence, to_sequence)
         try:
-            ahead = self._reading.submit(reader.batch)
+            ahead = self._read_ahead(reader)
             while batch := await asyncio.wrap_future(ahead):
                 # The next batch is read and hashed while the caller works on this one.
-                ahead = self._reading.submit(reader.batch)
+                ahead = self._read_ahead(reader)
                 for frame in batch:
                     yield frame
         finally:
@@ -329,6 +329,10 @@ class SqliteLog:
     async def _read(self, call: Callable[..., T], *arguments: object) -> T:
         self._check_open()
         return await asyncio.get_running_loop().run_in_executor(self._reading, call, *arguments)
+
+    def _read_ahead(self, reader: FrameReader) -> Future[list[Frame]]:
+        self._check_open()
+        return self._reading.submit(reader.batch)
 
     def _check_open(self) -> None:
         if self._closed:

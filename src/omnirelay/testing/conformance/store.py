@@ -58,6 +58,6 @@ class LogStore(ABC):
     def open_backup(self, path: Path) -> EventLog:
         """A writer on what `backup` left at `path`."""
 
-    async def open_damaged(self) -> EventLog:
+    def open_damaged(self) -> EventLog:
         """The log after `damage`, for `read` and `verify`; a store that refuses to open may open read-only here."""
         return self.open()

@@ -1,0 +1,116 @@
+"""One caller's mistake is that caller's alone: the shard and everyone else go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from omnirelay.core.events import RestoredItem
+from omnirelay.core.payload import Caller, OwnershipToken
+from omnirelay.core.snapshot import digest
+from omnirelay.engine.shard import Shard
+from omnirelay.testing.clock import FakeClock
+from tests.integration.shards import WORKER, Place, enqueued, item, items, kinds_of, soon
+
+Call = Callable[[Shard, OwnershipToken], Awaitable[object]]
+
+nothing = cast(Any, None)
+"""For arguments that may not be missing."""
+
+wrong = cast(Any, "wrong")
+
+
+def restored(**fields: Any) -> RestoredItem:
+    return RestoredItem(sequence_id=900, payload=item().payload, **fields)
+
+
+WRONG: dict[str, Call] = {
+    "enqueue without a caller": lambda shard, token: shard.enqueue(item(), caller=nothing),
+    "enqueue without an item": lambda shard, token: shard.enqueue([nothing]),
+    "enqueue without a payload": lambda shard, token: shard.enqueue(cast(Any, item)(payload=None)),
+    "lease without a caller": lambda shard, token: shard.lease(nothing),
+    "heartbeat without a caller": lambda shard, token: shard.heartbeat(token, caller=nothing),
+    "heartbeat without a token": lambda shard, token: shard.heartbeat(nothing),
+    "heartbeat with a wrong progress": lambda shard, token: shard.heartbeat(token, progress=wrong),
+    "complete with a wrong result": lambda shard, token: shard.complete(token, result=wrong),
+    "complete with wrong follow-ups": lambda shard, token: shard.complete(token, follow_ups=wrong),
+    "fail with wrong metadata": lambda shard, token: shard.fail(token, metadata=wrong),
+    "cancel without a caller": lambda shard, token: shard.cancel(token.sequence_id, caller=nothing),
+    "cancel of a list": lambda shard, token: shard.cancel(cast(Any, [1])),
+    "restore of a wrong error": lambda shard, token: shard.restore([restored(last_error="wrong")]),
+    "restore of a wrong token": lambda shard, token: shard.restore([restored(last_ownership_token="wrong")]),
+    "restore of a wrong progress": lambda shard, token: shard.restore([restored(progress="wrong")]),
+    "restore of a wrong request key": lambda shard, token: shard.restore([restored(request_key="wrong")]),
+    "restore of a wrong digest": lambda shard, token: shard.restore([restored(payload_digest=5)]),
+    "purge of a list in a list": lambda shard, token: shard.purge(sequence_ids=cast(Any, [[1]])),
+    "dead letters after a word": lambda shard, token: shard.dead_letters(after=wrong),
+    "peek after a word": lambda shard, token: shard.peek(after=wrong, max_items=wrong),
+    "options of another type": lambda shard, token: shard.change_options(wrong),
+}
+
+
+async def check_unharmed(shard: Shard) -> None:
+    """The shard serves, and its log gives the state it serves from."""
+    assert shard.failure is None, f"the shard was given up: {shard.failure!r}"
+    await soon(shard.enqueue(item("afterwards")))
+    assert digest(await shard.state_at(shard.last_sequence)) == digest(shard.state)
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_a_call_with_wrong_types_fails_for_its_caller_alone(name: str) -> None:
+    shard = await Place("memory", Path()).open(FakeClock())
+    await enqueued(shard, *items(3))
+    dead, lease = await shard.lease(WORKER, max_items=2)
+    await shard.fail(dead.token, mode="dead")
+    before = len(await kinds_of(shard.log))
+
+    async def wrong_call() -> None:
+        await WRONG[name](shard, lease.token)
+
+    mine, others = await soon(asyncio.gather(wrong_call(), shard.enqueue(item("other")), return_exceptions=True))
+    assert isinstance(mine, Exception), "it was taken"
+    assert not isinstance(others, BaseException)
+    await check_unharmed(shard)
+    assert (await kinds_of(shard.log))[before:] == ["Enqueue", "Enqueue"]
+    await shard.close()
+
+
+NOT_TEXT = Caller(principal="\ud800")
+"""Half a character: no encoder takes it."""
+
+UNENCODABLE: dict[str, Call] = {
+    "enqueue": lambda shard, token: shard.enqueue(item(), caller=NOT_TEXT),
+    "lease": lambda shard, token: shard.lease(NOT_TEXT),
+    "complete": lambda shard, token: shard.complete(token, caller=NOT_TEXT, follow_ups=items(2)),
+    "cancel": lambda shard, token: shard.cancel(token.sequence_id, caller=NOT_TEXT),
+    "drain": lambda shard, token: shard.drain(caller=NOT_TEXT),
+    "restore": lambda shard, token: shard.restore([restored()], caller=NOT_TEXT),
+    "edit": lambda shard, token: shard.edit(1, item().payload, caller=NOT_TEXT),
+    "redrive": lambda shard, token: shard.redrive(everything=True, caller=NOT_TEXT),
+    "purge": lambda shard, token: shard.purge(everything=True, caller=NOT_TEXT),
+}
+
+
+@pytest.mark.parametrize("name", UNENCODABLE)
+async def test_a_principal_that_cannot_be_written_down_never_ends_the_shard(name: str) -> None:
+    shard = await Place("memory", Path()).open(FakeClock())
+    await enqueued(shard, *items(3))
+    dead, held = await shard.lease(WORKER, max_items=2)
+    await shard.fail(dead.token, mode="dead")
+    [mine] = await soon(asyncio.gather(UNENCODABLE[name](shard, held.token), return_exceptions=True))
+    assert isinstance(mine, Exception)
+    await check_unharmed(shard)
+    await shard.close()
+
+
+async def test_a_request_key_as_large_as_a_frame_never_ends_the_shard() -> None:
+    shard = await Place("memory", Path()).open(FakeClock())
+    huge = restored(request_key=b"k" * (9 << 20), payload_digest=b"d" * 16)
+    [mine] = await soon(asyncio.gather(shard.restore([huge]), return_exceptions=True))
+    assert isinstance(mine, Exception)
+    await check_unharmed(shard)
+    await shard.close()
