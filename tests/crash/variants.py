@@ -32,11 +32,10 @@ def answers_before_append() -> None:
     """Tells callers what was decided before it is in the log."""
 
     class AnswersFirst(Decider):
-        def build(self, inbox: deque[Request], now_ms: int, *, alive: bool) -> Batch:
-            batch = super().build(inbox, now_ms, alive=alive)
+        def build(self, batch: Batch, inbox: deque[Request], now_ms: int, *, alive: bool) -> None:
+            super().build(batch, inbox, now_ms, alive=alive)
             batch.undelivered()
             batch.answers.clear()
-            return batch
 
     replace(writer, "Decider", AnswersFirst)
     # On a thread, so that those who were told go on while the frame is on its way.

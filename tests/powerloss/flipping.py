@@ -127,6 +127,20 @@ def rows(database: bytes, directory: Path) -> list[Region]:
     ]
 
 
+def first_row(database: bytes, directory: Path) -> tuple[int, int]:
+    """The key of the first frame, and where its page begins."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "leases.db"
+    path.write_bytes(database)
+    connection = apsw.Connection(str(path))
+    (first,) = connection.execute("SELECT min(last) FROM frames").fetchall()[0]
+    (number,) = connection.execute(
+        "SELECT pageno FROM dbstat WHERE name = 'frames' AND pagetype = 'leaf' ORDER BY path LIMIT 1"
+    ).fetchall()[0]
+    connection.close()
+    return first, (number - 1) * PAGE_SIZE
+
+
 def _in_cell(database: bytes, leaves: list[tuple[int, str]], table: str, value: bytes) -> int:
     """Where a value stands in a row that is in use; pages also keep old copies in their free space."""
     for number, name in leaves:

@@ -94,6 +94,34 @@ async def test_a_failed_flush_ends_the_shard_and_the_next_start_copies_the_log(
     assert given_up > at // 2
 
 
+async def test_a_stalled_shard_waits_quietly_although_something_is_due(workspace: Path) -> None:
+    """While a frame cannot be written, nothing else can be decided: a timer that is due must wait for it too."""
+    clock = FakeClock()
+    with RecordingVFS() as vfs:
+        log = SqliteLog.open(workspace / "quiet", NAMESPACE, vfs=vfs.name)
+        shard = await Shard.open(log, clock=clock)
+        item = NewItem(payload=Payload(resource_type="table", resource_id="a"), delay_ms=150)
+        await shard.enqueue(item)
+        vfs.fail_write(1, code=apsw.SQLITE_FULL, lasting=True)
+        # Two at once go to the writer's thread: the shard's own task stays awake meanwhile.
+        calls = [asyncio.ensure_future(shard.enqueue(item)) for _ in range(2)]
+        while shard.failure is None:
+            await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(5):
+                await clock.advance(450)
+        except TimeoutError:
+            for call in calls:
+                call.cancel()
+            shard.kill()
+            log.abandon()
+            pytest.fail("the shard sets a timer for now, wakes up, can do nothing, and sets it again, for ever")
+        vfs.heal()
+        await clock.advance(100)
+        await asyncio.gather(*calls)
+        await shard.close()
+
+
 async def test_everyone_who_waits_is_answered_when_the_shard_is_given_up(workspace: Path) -> None:
     clock = FakeClock()
     home = workspace / "waiters"

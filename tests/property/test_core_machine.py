@@ -242,16 +242,15 @@ class CoreMachine(WorkRules):
         self.state = replay(self.events)
         assert digest(self.state) == self.digest
         last_event_at = self.state.time
+        self.now += down
         if generation is not None:
-            # At the time of the last event: what follows must still see how long nobody was there.
-            now, self.now = self.now, last_event_at
             highest = self.state.sequence + generation
             self.command(cmd.StartGeneration("witness missing", highest), lambda: None)
             assert self.state.sequence >= highest + (1 << 32)
             self.model.start_generation(self.state.next_sequence_id)
-            self.now = now
-        self.now += down
-        self.command(cmd.ElectLeader(2, "node-2"), lambda: self.model.restart(last_event_at, self.now))
+        self.command(
+            cmd.ElectLeader(2, "node-2", last_event_at), lambda: self.model.restart(last_event_at, self.now)
+        )
 
     @precondition(lambda self: bool(self.acknowledged))
     @rule()

@@ -135,7 +135,6 @@ def test_follow_ups_carry_no_name_that_the_log_cannot_hold() -> None:
         (cmd.GrantLeases(request_id=""), "requestId"),
         (cmd.DrainItems(items_max=0), "maxItems"),
         (cmd.DrainItems(items_max=10_001), "maxItems"),
-        (cmd.DrainItems(items_max=None), "maxItems"),  # type: ignore[arg-type]
         (cmd.RedriveItems(cmd.DeadLetterSelection()), "selection"),
         (cmd.RedriveItems(cmd.DeadLetterSelection(everything=True, error_code="x")), "selection"),
         (cmd.RedriveItems(cmd.DeadLetterSelection(everything=True), rate_per_second=0), "ratePerSecond"),
@@ -212,6 +211,24 @@ def test_bad_progress_is_refused(kernel: Kernel, progress: cmd.Progress) -> None
     assert (error.code, error.details["field"]) == ("resourcelease.progress.invalid", "progress")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        cmd.DrainItems(items_max=None),  # type: ignore[arg-type]
+        cmd.CancelItem(1, reason=b"bytes"),  # type: ignore[arg-type]
+        cmd.CancelItem(1, caller=None),  # type: ignore[arg-type]
+        cmd.CompleteItem(OwnershipToken([], 1, "x")),  # type: ignore[arg-type]
+        cmd.ExtendLease(OwnershipToken(1, 1, "x"), progress="half"),  # type: ignore[arg-type]
+        cmd.PurgeItems(cmd.DeadLetterSelection(sequence_ids=[[]])),  # type: ignore[list-item]
+        cmd.RestoreItems([RestoredItem(sequence_id=1, payload=payload(), last_error="boom")]),  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_of_a_kind_that_does_not_belong_there_is_refused(kernel: Kernel, command: cmd.Command) -> None:
+    kernel.enqueue()
+    error = kernel.refusal(command)
+    assert error.code.startswith(("resourcelease.", "error.resourcelease.unknown"))
+
+
 # -- tokens --------------------------------------------------------------------------------------
 
 
@@ -223,7 +240,6 @@ def test_an_unknown_token_is_refused(kernel: Kernel) -> None:
         msgspec.structs.replace(token, attempt=token.attempt + 1),
         msgspec.structs.replace(token, sequence_id=999),
         msgspec.structs.replace(token, sequence_id="1"),
-        msgspec.structs.replace(token, sequence_id=[]),
         msgspec.structs.replace(token, lease_id=None),
     ):
         for verb in (cmd.ExtendLease, cmd.CompleteItem, cmd.FailItem, cmd.ReleaseItem):
@@ -295,7 +311,7 @@ def restored(**fields: Any) -> RestoredItem:
         (restored(last_ownership_token=OwnershipToken(1, 1, "x", -1)), "lastOwnershipToken"),
         (restored(progress=msgspec.Raw(b"}{")), "progress"),
         (restored(request_key="text"), "requestKey"),
-        (restored(request_key=b"x", payload_digest="text"), "payloadDigest"),
+        (restored(request_key=b"x" * 16, payload_digest="text"), "payloadDigest"),
     ],
 )
 def test_a_bad_item_to_restore_refuses_all_and_is_named_by_its_index(kernel: Kernel, bad: Any, field: str) -> None:

@@ -144,13 +144,14 @@ def test_a_generation_jumps_past_everything_known_anywhere() -> None:
 
 
 def test_a_generation_does_not_hide_the_outage_before_it() -> None:
-    """Starts on unproven history write GenerationStarted first; leases must move by the outage all the same."""
+    """A start on unproven history writes GenerationStarted first; leases move by the outage all the same."""
     kernel = Kernel()
     kernel.enqueue()
     granted = kernel.lease_one()
+    last_sign_of_life = kernel.now_ms
     kernel.now_ms += 100 * SECOND
     kernel.do(cmd.StartGeneration("witness missing", 0))
-    kernel.do(cmd.ElectLeader(2, "node-1"))
+    kernel.do(cmd.ElectLeader(2, "node-1", last_sign_of_life))
     assert kernel.state.leased.first_key() == granted.expires_at + 100 * SECOND
 
 

@@ -21,6 +21,7 @@ from omnirelay.core.items import (
     FAIL,
     LEASED,
     LOST,
+    NO_BODY,
     READY,
     RELEASE,
     Item,
@@ -65,6 +66,8 @@ def evolve_enqueue(state: State, event: ev.Enqueue) -> None:
     if payload.attributes is None and payload.payload_encoding is None:
         payload.resource_type = intern(payload.resource_type)
         size = len(payload.body)
+        if not size:
+            payload.body = NO_BODY
     else:
         intern_strings(payload)
         size = size_of(payload)
@@ -307,7 +310,14 @@ def _evolve_cancelled(state: State, event: ev.Cancelled) -> None:
     else:
         _leave_pending(state, item, event.sequence_number)
         lease = state.ended_order[-1] if state.ended_order else None
-        if lease is not None and lease.token.sequence_id == item.sequence_id and lease.verb in (FAIL, RELEASE):
+        if (
+            lease is not None
+            and lease.token.sequence_id == item.sequence_id
+            and lease.verb in (FAIL, RELEASE)
+            and item.trail is not None
+            and item.trail.cancel_requested
+        ):
+            # The owner's last word on an item whose cancellation was requested: this is part of its answer.
             lease.answer_state = CANCELLED
             lease.answer_not_before = None
     if event.reason is not None:
@@ -389,9 +399,8 @@ def _remember_request(state: State, key: bytes, sequence_id: int, digest: bytes)
     if key not in state.requests and len(state.requests) >= state.options.request_id_max:
         ended = state.requests_ended
         while ended:
-            ended_at, oldest = ended.popleft()
-            record = state.requests.get(oldest)
-            if record is not None and record.ended_at == ended_at:
+            oldest, record = ended.popleft()
+            if state.requests.get(oldest) is record:
                 del state.requests[oldest]
                 break
     state.requests[key] = RequestRecord(sequence_id, digest)
@@ -404,16 +413,15 @@ def _end_request(state: State, item: Item, now_ms: int) -> None:
     record = state.requests.get(key)
     if record is not None and record.sequence_id == item.sequence_id:
         record.ended_at = now_ms
-        state.requests_ended.append((now_ms, key))
+        state.requests_ended.append((key, record))
 
 
 def _settle_requests(state: State) -> None:
-    """Drop heads whose record lives again (it was drained here and restored)."""
+    """Drop heads whose key has a newer record (the item was drained here and restored)."""
     ended = state.requests_ended
     while ended:
-        ended_at, key = ended[0]
-        record = state.requests.get(key)
-        if record is not None and record.ended_at == ended_at:
+        key, record = ended[0]
+        if state.requests.get(key) is record:
             return
         ended.popleft()
 
@@ -442,9 +450,9 @@ def _evolve_time(state: State, event: ev.TimeAdvanced) -> None:
         del state.ended[ended.popleft().token.lease_id]
     requests = state.requests_ended
     for _ in range(FORGET_MAX):
-        if not requests or requests[0][0] + options.request_id_retention_max_ms > now_ms:
+        if not requests or requests[0][1].ended_at + options.request_id_retention_max_ms > now_ms:
             break
-        _, key = requests.popleft()
+        key, _ = requests.popleft()
         del state.requests[key]
         _settle_requests(state)
 

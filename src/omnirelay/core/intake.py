@@ -15,7 +15,15 @@ from omnirelay.core.commands import Progress
 from omnirelay.core.events import Event
 from omnirelay.core.items import size_of
 from omnirelay.core.options import COMMAND_BYTES_MAX
-from omnirelay.core.payload import ANONYMOUS, Caller, NewItem, OwnershipToken, Payload
+from omnirelay.core.payload import (
+    ANONYMOUS,
+    DEFAULT_PRIORITY,
+    DEFAULT_WEIGHT,
+    Caller,
+    NewItem,
+    OwnershipToken,
+    Payload,
+)
 from omnirelay.errors import FailedPrecondition, InvalidArgument
 
 NAME_MAX = 1024
@@ -28,6 +36,7 @@ ATTRIBUTES_MAX = 64
 ATTRIBUTE_NAME_MAX = 128
 ATTRIBUTE_VALUE_MAX = 4096
 PROGRESS_BYTES_MAX = 64 * 1024
+NESTING_MAX = 100
 BATCH_ITEMS_MAX = 10_000
 DIGEST_BYTES = 16
 WEIGHT_MAX = 1_000_000
@@ -159,24 +168,27 @@ def check_batch(items: list[NewItem], body_limit: int, *, per_item: int = 0) -> 
         )
     size = 0
     stored = 0
-    known_type = ""
+    known_type: str | None = None
     for index, item in enumerate(items):
         if type(item) is NewItem and type(item.payload) is Payload:
             payload = item.payload
             resource_id = payload.resource_id
             body = payload.body
-            if payload.resource_type != known_type and is_plain_name(payload.resource_type):
-                known_type = payload.resource_type
+            resource_type = payload.resource_type
+            if type(resource_type) is str and resource_type != known_type and is_plain_name(resource_type):
+                known_type = resource_type
             if (
-                payload.resource_type == known_type
+                type(resource_type) is str
+                and resource_type == known_type
                 and type(body) is bytes
                 and len(body) <= body_limit
                 and payload.partition_key is None
                 and payload.payload_encoding is None
                 and payload.attributes is None
                 and payload.request_id is None
-                and item.priority == 5
-                and item.weight == 1
+                # The very objects: 5.0 and True are equal to what they are not.
+                and item.priority is DEFAULT_PRIORITY
+                and item.weight is DEFAULT_WEIGHT
                 and item.delay_ms is None
                 and item.not_before_ms is None
                 and item.max_attempts is None
@@ -184,7 +196,7 @@ def check_batch(items: list[NewItem], body_limit: int, *, per_item: int = 0) -> 
             ):
                 # As most items are: nothing but a type, an id and a body, all of them good.
                 size += len(body)
-                stored += len(body) * 4 // 3 + 4 * (len(known_type) + len(resource_id)) + 768
+                stored += len(body) * 4 // 3 + 4 * (len(resource_type) + len(resource_id)) + 768
                 continue
         try:
             check_new_item(item, body_limit)
@@ -268,9 +280,30 @@ def encode_progress(progress: Progress) -> bytes:
         raise InvalidArgument(
             f"progress.data is not JSON: {error}", code="resourcelease.progress.invalid", field="progress"
         ) from None
+    check_nesting(encoded)
     if len(encoded) > PROGRESS_BYTES_MAX:
         refuse("progress", f"must be at most {PROGRESS_BYTES_MAX} bytes as JSON, got {len(encoded)}")
     return encoded
+
+
+def check_nesting(encoded: bytes) -> None:
+    """Refuse JSON that nests too deep: it is written without complaint, and no reader gets it back."""
+    if encoded.count(b"[") + encoded.count(b"{") <= NESTING_MAX:
+        return
+    depth = 0
+    in_text = escaped = False
+    for byte in encoded:
+        if in_text:
+            in_text = escaped or byte != 0x22
+            escaped = not escaped and byte == 0x5C
+        elif byte == 0x22:
+            in_text = True
+        elif byte in b"[{":
+            depth += 1
+            if depth > NESTING_MAX:
+                refuse("progress", f"must not nest deeper than {NESTING_MAX} levels")
+        elif byte in b"]}":
+            depth -= 1
 
 
 def request_key(principal: str | None, request_id: str) -> bytes:

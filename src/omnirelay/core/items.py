@@ -111,9 +111,15 @@ def size_of(payload: Payload) -> int:
     return size
 
 
+NO_BODY: Final = Payload(resource_type="", resource_id="").body
+"""The one empty body. Encoders leave defaults out by identity, and not every empty `bytes` is the same object."""
+
+
 def intern_strings(payload: Payload) -> None:
     """Share the strings that repeat across items; a million copies of "table" are 50 MB."""
     payload.resource_type = intern(payload.resource_type)
+    if not payload.body:
+        payload.body = NO_BODY
     if payload.payload_encoding is not None:
         payload.payload_encoding = intern(payload.payload_encoding)
     attributes = payload.attributes

@@ -68,8 +68,10 @@ class QueueOptions(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for field, low, high in _RANGES:
             value = getattr(self, field)
-            if value is not None and not low <= value <= high:
-                _refuse(field, value, f"between {low} and {high}")
+            if value is None and field in _OPTIONAL:
+                continue
+            if type(value) is not int or not low <= value <= high:
+                _refuse(field, value, f"a whole number between {low} and {high}")
         if self.max_lease_duration_ms < self.lease_duration_ms:
             _refuse("max_lease_duration_ms", self.max_lease_duration_ms, "at least lease_duration_ms")
         if self.request_id_retention_max_ms < self.request_id_retention_ms:
@@ -91,6 +93,7 @@ class QueueOptions(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
         return self.capacity_bytes + reserve
 
 
+_OPTIONAL = ("reserve", "reserve_bytes")
 _FOREVER = 365 * 24 * HOUR
 _COUNT = 1 << 40
 

@@ -158,10 +158,7 @@ def _dump_chunks(state: State) -> Iterator[bytes]:
         yield _encode(_EndedChunk([_ended_record(lease) for lease in leases]))
     requests = state.requests
     keys = sorted(key for key, record in requests.items() if record.ended_at == 0)
-    for ended_at, key in state.requests_ended:
-        record = requests.get(key)
-        if record is not None and record.ended_at == ended_at:
-            keys.append(key)
+    keys += [key for key, record in state.requests_ended if requests.get(key) is record]
     for slice_ in _sliced(keys):
         rows = [(key, requests[key]) for key in slice_]
         yield _encode(
@@ -309,9 +306,9 @@ def _load_ended(state: State, records: list[_EndedRecord]) -> None:
 
 def _load_requests(state: State, rows: list[_RequestRow]) -> None:
     for row in rows:
-        state.requests[row.key] = RequestRecord(row.sequence_id, row.payload_digest, row.ended_at)
+        record = state.requests[row.key] = RequestRecord(row.sequence_id, row.payload_digest, row.ended_at)
         if row.ended_at:
-            state.requests_ended.append((row.ended_at, row.key))
+            state.requests_ended.append((row.key, record))
 
 
 def _item(record: _ItemRecord) -> Item:

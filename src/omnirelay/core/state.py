@@ -109,8 +109,8 @@ class State:
         self.ended: dict[str, Lease] = {}
         self.ended_order: deque[Lease] = deque()
         self.requests: dict[bytes, RequestRecord] = {}
-        self.requests_ended: deque[tuple[int, bytes]] = deque()
-        """(ended_at, key), oldest first; stands only while the record still bears that ended_at."""
+        self.requests_ended: deque[tuple[bytes, RequestRecord]] = deque()
+        """Oldest first; stands only while the key still has this very record."""
         self.grants: dict[str, dict[int, Item]] = {}
 
     @property
@@ -131,19 +131,22 @@ class State:
         if self.ended_order:
             due.append(self.ended_order[0].ended_at + options.ended_lease_retention_ms)
         if self.requests_ended:
-            due.append(self.requests_ended[0][0] + options.request_id_retention_max_ms)
+            due.append(self.requests_ended[0][1].ended_at + options.request_id_retention_max_ms)
         return min((moment for moment in due if moment is not None), default=None)
 
     def time_has_work(self, now_ms: int) -> bool:
         """Whether an AdvanceTime command would change anything (expiries are a command of their own)."""
         options = self.options
         delay = self.delayed.first_key()
-        return (
-            (delay is not None and delay <= now_ms)
-            or bool(self.finished and self.finished[0].ended_at + options.result_retention_ms <= now_ms)
-            or bool(self.ended_order and self.ended_order[0].ended_at + options.ended_lease_retention_ms <= now_ms)
-            or bool(self.requests_ended and self.requests_ended[0][0] + options.request_id_retention_max_ms <= now_ms)
-        )
+        if delay is not None and delay <= now_ms:
+            return True
+        if self.finished and self.finished[0].ended_at + options.result_retention_ms <= now_ms:
+            return True
+        if self.ended_order and self.ended_order[0].ended_at + options.ended_lease_retention_ms <= now_ms:
+            return True
+        if not self.requests_ended:
+            return False
+        return self.requests_ended[0][1].ended_at + options.request_id_retention_max_ms <= now_ms
 
     def caps_exceeded(self) -> bool:
         options = self.options

@@ -15,9 +15,9 @@ from omnirelay.core.commands import (
     ReturnUndelivered,
 )
 from omnirelay.core.intake import (
-    BATCH_ITEMS_MAX,
     DELAY_MAX_MS,
     TEXT_MAX,
+    caller_bytes,
     check_attributes,
     check_batch,
     check_caller,
@@ -29,7 +29,7 @@ from omnirelay.core.intake import (
     encode_progress,
     refuse,
 )
-from omnirelay.core.items import COMPLETE, FAIL, RELEASE, STATE_NAMES, VERB_NAMES, Item, Lease
+from omnirelay.core.items import COMPLETE, FAIL, RELEASE, STATE_NAMES, VERB_NAMES, Item, Lease, size_of
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import Caller, ErrorInfo, OwnershipToken
 from omnirelay.core.rules.enqueue import RETRY_AFTER_MS, plan_items
@@ -51,7 +51,7 @@ def find_lease(
 
     Raises `unknown_token`, `lease_inactive`, `fence_mismatch` or `not_owner`.
     """
-    if type(token) is not OwnershipToken:
+    if type(token) is not OwnershipToken or type(token.sequence_id) is not int:
         token = check_token(token)
     item = state.items.get(token.sequence_id)
     lease = None if item is None else item.lease
@@ -123,7 +123,8 @@ def decide_heartbeat(
     assert item is not None, "no lease ends by a heartbeat"
     progress = ev.NO_PROGRESS if command.progress is None else msgspec.Raw(encode_progress(command.progress))
     interval = heartbeat_interval(state.options, lease.duration)
-    due = now_ms >= (lease.heartbeat_at or lease.granted_at) + interval
+    # Counted from the last extension, not from the last heartbeat: one that only brings progress extends nothing.
+    due = now_ms >= lease.deadline - lease.duration + interval
     deadline = lease.deadline
     if due and now_ms + lease.duration > deadline:
         deadline = now_ms + lease.duration
@@ -162,8 +163,9 @@ def decide_complete(
     events: list[ev.Event] = []
     follow_up_ids: list[int] | None = None
     if command.follow_ups:
-        size = check_batch(command.follow_ups, state.options.body_limit)
+        check_batch(command.follow_ups, state.options.body_limit, per_item=caller_bytes(command.caller))
         results = plan_items(state, command.follow_ups, now_ms, command.caller, item.sequence_id, sequence, events)
+        size = sum(size_of(event.payload) for event in events if type(event) is ev.Enqueue)
         _check_reserve(state, len(events) - 1, size - item.size)
         follow_up_ids = [result.sequence_id for result in results]
     completed = ev.Completed(
@@ -272,7 +274,7 @@ def decide_return(state: State, command: ReturnUndelivered, now_ms: int) -> tupl
     """Grants nobody received go back at once; the peer never saw them, so nothing is burned."""
     events: list[ev.Event] = []
     sequence = state.sequence
-    for token in command.tokens[:BATCH_ITEMS_MAX]:
+    for token in dict.fromkeys(command.tokens):
         item = state.items.get(token.sequence_id)
         lease = None if item is None else item.lease
         if item is None or lease is None or lease.token != token:

@@ -6,6 +6,7 @@ from omnirelay.core import events as ev
 from omnirelay.core.answers import EnqueueAnswer, EnqueueResult
 from omnirelay.core.commands import EnqueueItems
 from omnirelay.core.intake import caller_bytes, check_batch, payload_digest, request_key
+from omnirelay.core.items import size_of
 from omnirelay.core.payload import Caller, NewItem
 from omnirelay.core.state import State
 from omnirelay.errors import AlreadyExists, ResourceExhausted
@@ -20,10 +21,12 @@ def decide_enqueue(state: State, command: EnqueueItems, now_ms: int) -> tuple[li
     size = check_batch(items, options.body_limit, per_item=caller_bytes(command.caller))
     events: list[ev.Event] = []
     results = plan_items(state, items, now_ms, command.caller, None, state.sequence, events)
-    if state.live_count + len(events) > options.capacity or state.live_bytes + size > options.capacity_bytes:
-        if not events:
-            # Every item is a repeat of one that is in already: that needs no room.
-            return events, EnqueueAnswer(results, state.pending_count, state.leased.live)
+    if len(events) < len(items):
+        # Repeats of items that are in already need no room.
+        size = sum(size_of(event.payload) for event in events if type(event) is ev.Enqueue)
+    if events and (
+        state.live_count + len(events) > options.capacity or state.live_bytes + size > options.capacity_bytes
+    ):
         raise ResourceExhausted(
             f"the shard holds {state.live_count} items and {state.live_bytes} bytes, there is no room for more; "
             "try again when some are completed, or raise capacity",
@@ -94,7 +97,7 @@ def plan_items(
         results.append(EnqueueResult(sequence_id, False))
         sequence_id += 1
     if seen:
-        _check_request_room(state, len(seen), now_ms)
+        check_request_room(state, len(seen), now_ms)
     return results
 
 
@@ -105,16 +108,15 @@ def _known_request(state: State, seen: dict[bytes, tuple[int, bytes]], key: byte
     return seen.get(key)
 
 
-def _check_request_room(state: State, wanted: int, now_ms: int) -> None:
+def check_request_room(state: State, wanted: int, now_ms: int) -> None:
     options = state.options
     missing = len(state.requests) + wanted - options.request_id_max
     if missing <= 0:
         return
-    for ended_at, key in state.requests_ended:
-        if ended_at + options.request_id_retention_ms > now_ms:
+    for key, record in state.requests_ended:
+        if record.ended_at + options.request_id_retention_ms > now_ms:
             break
-        record = state.requests.get(key)
-        if record is not None and record.ended_at == ended_at:
+        if state.requests.get(key) is record:
             missing -= 1
             if missing <= 0:
                 return

@@ -57,8 +57,10 @@ def grant_key(caller: Caller, request_id: str | None) -> str | None:
     """Request ids of lease calls are scoped by who asks: the principal, else the peer as it names itself."""
     if request_id is None:
         return None
-    scope = caller.principal if caller.principal is not None else caller.peer_id or ""
-    return f"{len(scope)}:{scope}:{request_id}"
+    if caller.principal is not None:
+        return f"principal {len(caller.principal)} {caller.principal} {request_id}"
+    peer = caller.peer_id or ""
+    return f"peer {len(peer)} {peer} {request_id}"
 
 
 def describe_grant(item: Item, lease: Lease, now_ms: int, heartbeat_after_ms: int) -> GrantedLease:

@@ -28,6 +28,7 @@ from omnirelay.core.intake import (
     TIME_MAX_MS,
     WEIGHT_MAX,
     check_name,
+    check_nesting,
     check_number,
     check_payload,
     check_required_number,
@@ -41,13 +42,15 @@ from omnirelay.core.intake import (
 from omnirelay.core.items import COMPLETED, DEAD, LEASED, STATE_NAMES, Item, size_of
 from omnirelay.core.options import BODY_LIMIT_MAX, COMMAND_BYTES_MAX
 from omnirelay.core.payload import ErrorInfo, OwnershipToken
-from omnirelay.core.rules.enqueue import RETRY_AFTER_MS
+from omnirelay.core.rules.enqueue import RETRY_AFTER_MS, check_request_room
 from omnirelay.core.rules.upkeep import GENERATION_JUMP
 from omnirelay.core.state import State
 from omnirelay.errors import InvalidArgument, NotFound, ResourceExhausted
 
 NUMBER_MAX = 1 << 53
-"""Largest id or fence taken from outside: every JSON reader keeps it exact, and a jump never overflows."""
+"""Largest id taken from outside: every JSON reader keeps it exact."""
+FENCE_MAX = 1 << 52
+"""Largest fence from another log: numbering jumps past it and must stay within NUMBER_MAX."""
 SCAN_MAX = 10_000
 """Most dead letters one step looks at when most of them do not match."""
 
@@ -99,25 +102,26 @@ def decide_cancel(state: State, command: CancelItem, now_ms: int) -> tuple[list[
 
 def decide_drain(state: State, command: DrainItems, now_ms: int) -> tuple[list[ev.Event], DrainAnswer]:
     """A page of pending items leaves the shard in the answer. Leased ones stay with their owners."""
-    check_number("maxItems", command.items_max, 1, BATCH_ITEMS_MAX)
+    check_required_number("maxItems", command.items_max, 1, BATCH_ITEMS_MAX)
     page: list[RestoredItem] = []
     size = 0
     for item in _pending(state):
-        size += stored_bytes(item.payload)
+        drained = pending_item(state, item)
+        size += _restored_bytes(drained)
         # A page can be restored in one call, so it keeps to what one call may carry.
-        if len(page) >= command.items_max or (page and size > COMMAND_BYTES_MAX // 2):
+        if len(page) >= command.items_max or (page and size > COMMAND_BYTES_MAX):
             break
-        page.append(pending_item(state, item))
+        page.append(drained)
     remaining = state.pending_count - len(page)
     if not page:
         return [], DrainAnswer(page, remaining)
-    drained = ev.DrainSnapshot(
+    event = ev.DrainSnapshot(
         sequence_number=state.sequence + 1,
         timestamp=now_ms,
         sequence_ids=[item.sequence_id for item in page],
         principal=command.caller.principal,
     )
-    return [drained], DrainAnswer(page, remaining)
+    return [event], DrainAnswer(page, remaining)
 
 
 def _pending(state: State) -> Iterator[Item]:
@@ -175,13 +179,16 @@ def decide_restore(state: State, command: RestoreItems, now_ms: int) -> tuple[li
         if item.request_key is not None:
             keys.add(item.request_key)
         size += size_of(item.payload)
-        stored += stored_bytes(item.payload) + len(bytes(item.progress)) + _text_bytes(item)
+        stored += _restored_bytes(item)
         taken.append(item)
     duplicates = len(command.items) - len(taken)
     if not taken:
         return [], RestoreAnswer(0, duplicates)
     check_stored(stored)
-    _check_restore_room(state, len(taken), size, len(keys))
+    _check_restore_room(state, len(taken), size)
+    check_request_room(state, len(keys - state.requests.keys()), now_ms)
+    if highest_fence > max(state.sequence, FENCE_MAX):
+        refuse("lastOwnershipToken", f"must have a fence of at most {FENCE_MAX}")
     events: list[ev.Event] = []
     sequence = state.sequence
     if highest_fence > sequence:
@@ -235,7 +242,11 @@ def _checked_pending_item(state: State, given: RestoredItem, principal: str | No
     not_before = given.not_before
     if not_before is not None and not_before <= now_ms:
         not_before = None
-    return msgspec.structs.replace(given, request_key=key, payload_digest=digest, not_before=not_before)
+    # An empty progress must be the very value that stands for none, or it would be written as nothing at all.
+    progress = given.progress if bytes(given.progress) else NO_PROGRESS
+    return msgspec.structs.replace(
+        given, request_key=key, payload_digest=digest, not_before=not_before, progress=progress
+    )
 
 
 def _check_past_token(token: OwnershipToken | None) -> None:
@@ -256,13 +267,19 @@ def _check_past_progress(progress: msgspec.Raw) -> None:
     if encoded:
         try:
             msgspec.json.decode(encoded)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             refuse("progress", f"is not JSON: {error}")
+        check_nesting(encoded)
 
 
-def _text_bytes(item: RestoredItem) -> int:
-    error = item.last_error
-    return 0 if error is None else 4 * (len(error.message) + len(error.code or ""))
+def _restored_bytes(item: RestoredItem) -> int:
+    """No less than what the item takes in a RestoreSnapshot event."""
+    stored = stored_bytes(item.payload) + len(bytes(item.progress)) + 512
+    if item.last_error is not None:
+        stored += 4 * (len(item.last_error.message) + len(item.last_error.code or ""))
+    if item.last_ownership_token is not None:
+        stored += 4 * len(item.last_ownership_token.lease_id)
+    return stored
 
 
 def _taken_request(state: State, item: RestoredItem, keys: set[bytes]) -> bool:
@@ -274,13 +291,9 @@ def _taken_request(state: State, item: RestoredItem, keys: set[bytes]) -> bool:
     return key in keys or (record is not None and record.sequence_id != item.sequence_id)
 
 
-def _check_restore_room(state: State, items: int, size: int, request_ids: int) -> None:
+def _check_restore_room(state: State, items: int, size: int) -> None:
     options = state.options
-    if (
-        state.live_count + items > options.items_max
-        or state.live_bytes + size > options.bytes_max
-        or len(state.requests) + request_ids > options.request_id_max
-    ):
+    if state.live_count + items > options.items_max or state.live_bytes + size > options.bytes_max:
         raise ResourceExhausted(
             f"{items} items do not fit: {state.live_count} are here, capacity and reserve are {options.items_max}",
             retry_after_ms=RETRY_AFTER_MS,
