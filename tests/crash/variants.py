@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from omnirelay.core.commands import Command, ExpireLeases
+from omnirelay.core.commands import Command, ExpireLeases, GrantLeases
 from omnirelay.core.decide import apply
 from omnirelay.core.events import LeaseGranted
 from omnirelay.engine import writer
@@ -78,19 +78,25 @@ def forgets_the_witness() -> None:
 
 
 def grants_twice() -> None:
-    """Leaves every fifth item in the queue after granting it."""
+    """Hands every fifth item out a second time."""
     grants = 0
 
     class Generous(Decider):
         def _grant(self, batch: Batch, request: LeaseRequest, now_ms: int) -> bool:
             nonlocal grants
             granted = super()._grant(batch, request, now_ms)
-            last = batch.events[-1] if granted and batch.events else None
+            last = batch.events[-1] if granted else None
             if isinstance(last, LeaseGranted):
                 grants += 1
                 if grants % 5 == 0:
-                    item = self.state.items[last.ownership.sequence_id]
-                    self.state.ready.push(item.sequence_id, item)
+                    self._again(batch, request, last.ownership.sequence_id, now_ms)
             return granted
+
+        def _again(self, batch: Batch, request: LeaseRequest, sequence_id: int, now_ms: int) -> None:
+            self.state.ready.push(sequence_id, self.state.items[sequence_id])
+            more = apply(self.state, GrantLeases(request.command.caller), now_ms, now_ms, self._ids, batch.events)
+            batch.commands.append(len(batch.events))
+            future, leases = batch.answers.pop()
+            batch.answer(future, leases + more)
 
     replace(writer, "Decider", Generous)

@@ -159,7 +159,7 @@ class Producer:
         self.made += 1
         marker = f"{self.workload.plan.round}.{self.name}.{self.made}"
         delay = random.randint(1, 40) if random.random() < 0.2 else None
-        return new_item(marker, body=b"x" * random.choice((1, 10, 3_000)), delay_ms=delay)
+        return new_item(marker, body=b"x" * random.choice((0, 10, 3_000)), delay_ms=delay)
 
     def repeatable_item(self) -> NewItem:
         """An item under a request id that other producers and other rounds use as well."""

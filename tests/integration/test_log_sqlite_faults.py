@@ -13,7 +13,7 @@ import pytest
 from omnirelay.errors import LogOutcomeUnknown, LogUnavailable
 from omnirelay.log import Frame, Position, SqliteLog
 from omnirelay.testing.conformance import Leader, frames_of
-from omnirelay.testing.disk import RecordingVFS
+from omnirelay.testing.disk import RecordingVFS, Synced, Wrote
 from tests.integration import log_child
 from tests.integration.log_sqlite import SqliteStore
 
@@ -125,7 +125,8 @@ async def test_whichever_write_or_flush_fails_nothing_acknowledged_is_lost(
 ) -> None:
     with RecordingVFS() as healthy:
         await Script(SqliteStore(tmp_path / "healthy", healthy)).run()
-        total = healthy.writes if what == "write" else healthy.syncs
+        kind = Wrote if what == "write" else Synced
+        total = sum(isinstance(operation, kind) for operation in healthy.operations)
     # Writes differ little from their neighbours; flushes are few and each is tried.
     numbers = range(1, total + 1, 1 if what == "sync" else 3)
     assert len(numbers) > 15

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from omnirelay.core import commands as cmd
+from omnirelay.core.intake import BATCH_ITEMS_MAX, CALLER_MAX
 from omnirelay.core.options import MIB, QueueOptions
 from omnirelay.core.payload import Caller, OwnershipToken
 from omnirelay.core.snapshot import digest
+from omnirelay.engine import writer
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import InvalidArgument, OmniRelayError
-from omnirelay.log.base import FRAME_BYTES_MAX
+from omnirelay.log.base import FRAME_BYTES_MAX, Frame
+from omnirelay.log.frame import encode_frame
 from omnirelay.testing.clock import FakeClock, settle
 from tests.integration.shards import (
     WORKER,
@@ -140,6 +144,29 @@ async def test_large_results_are_split_into_frames_at_commands(kind: str, calls:
     await shard.close()
 
 
+async def test_splitting_a_batch_does_not_encode_it_over_and_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop stands still meanwhile: what is written once may be encoded a few times, not per command."""
+    encoded = 0
+
+    def count_and_encode(*arguments: Any) -> Frame:
+        nonlocal encoded
+        frame = encode_frame(*arguments)
+        encoded += len(frame.data)
+        return frame
+
+    monkeypatch.setattr(writer, "encode_frame", count_and_encode)
+    log = GatedLog()
+    shard = await Shard.open(log, clock=FakeClock())
+    await shard.enqueue(items(400))
+    leases = await shard.lease(WORKER, max_items=400)
+    before, encoded = sum(len(data) for data in log.tried), 0
+    await asyncio.gather(*(shard.complete(lease.token, result=b"r" * 30_000) for lease in leases))
+    written = sum(len(data) for data in log.tried) - before
+    await shard.close()
+    assert written > FRAME_BYTES_MAX
+    assert encoded <= 4 * written, f"{encoded} bytes were encoded to write {written}"
+
+
 async def refused_as(call: Awaitable[object]) -> str | None:
     """The code a call is refused with, or None when it is done. Too much for a frame must be known before it is
     decided: what was decided cannot be taken back.
@@ -165,31 +192,34 @@ async def test_a_completion_with_large_follow_ups_is_refused_or_written_but_neve
     await shard.close()
 
 
-LONG_NAME = "\N{GRINNING FACE}" * 256
-"""As long as a name may be, and four bytes a character."""
+LONG_NAME = "\N{GRINNING FACE}" * CALLER_MAX
+"""As long as the name of a caller may be, and four bytes a character."""
 
 
-async def test_a_large_batch_from_a_peer_with_a_long_name_never_ends_the_shard() -> None:
+async def test_a_large_batch_from_a_caller_with_a_long_name_never_ends_the_shard() -> None:
     shard = await Place("memory", Path()).open(FakeClock())
-    outcome = await refused_as(shard.enqueue(items(3_000), caller=Caller(peer_id=LONG_NAME)))
-    await check_frames(shard)
-    assert outcome in TOO_LARGE
+    caller = Caller(peer_id=LONG_NAME, principal=LONG_NAME)
+    for count in (1_000, 3_000, BATCH_ITEMS_MAX):
+        outcome = await refused_as(shard.enqueue(items(count, f"{count}"), caller=caller))
+        await check_frames(shard)
+        assert outcome in TOO_LARGE
     await shard.close()
 
 
-async def test_many_leases_for_a_peer_with_a_long_name_never_end_the_shard() -> None:
+async def test_many_leases_for_a_caller_with_a_long_name_never_end_the_shard() -> None:
     shard = await Place("memory", Path()).open(FakeClock())
     await shard.enqueue(items(1_000))
     caller = Caller(peer_id=LONG_NAME, principal=LONG_NAME)
-    await refused_as(shard.lease(caller, max_items=1_000, request_id=LONG_NAME))
+    leases = await soon(shard.lease(caller, max_items=1_000, request_id=LONG_NAME))
+    assert leases
     await check_frames(shard)
     await shard.close()
 
 
 async def test_a_restore_with_long_tokens_never_ends_the_shard() -> None:
     shard = await Place("memory", Path()).open(FakeClock())
-    await shard.enqueue(items(3_000))
-    page = (await shard.drain(max_items=3_000)).items
+    await shard.enqueue(items(5_000))
+    page = (await shard.drain(max_items=5_000)).items
     for each in page:
         each.last_ownership_token = OwnershipToken(each.sequence_id, 1, LONG_NAME, 1)
     outcome = await refused_as(shard.restore(page))

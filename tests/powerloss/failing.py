@@ -15,7 +15,7 @@ from omnirelay.core.payload import NewItem, Payload
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import LogOutcomeUnknown, LogUnavailable, NotFound, Unavailable
 from omnirelay.log.sqlite import SqliteLog
-from omnirelay.testing.disk import Disk, Outcome, RecordingVFS
+from omnirelay.testing.disk import Disk, Outcome, Rearranged, RecordingVFS
 from tests.powerloss.recording import NAMESPACE, Known, Recording, check, noting_witnesses, replayed
 from tests.powerloss.script import OPTIONS, Script
 
@@ -68,6 +68,9 @@ class FailingDisk:
         self._mend = mend
         self._log_id = ""
         self._witnesses: list[tuple[int, int, bytes]] = []
+        self._known: dict[int, Known] = {}
+        self._grave = (0, 0)
+        """Where the shard was last given up, and what it had acknowledged."""
 
     async def run(self, commands: int) -> Story:
         with noting_witnesses(self.vfs, self._home / "leases.witness", self._witnesses):
@@ -177,6 +180,7 @@ class FailingDisk:
             await shard.lease(wait_ms=1_000)
         await shard.close()
         assert (self._home / "leases.suspect").exists()
+        self._grave = self.vfs.position, self.script.acknowledged
         self.vfs.heal()
 
     # -- the end -------------------------------------------------------------------------------
@@ -190,26 +194,49 @@ class FailingDisk:
 
     async def _settle_accounts(self, position: int) -> None:
         """On a healthy disk, and after a power cut right at the end, all that was acknowledged is there."""
-        known = await replayed(self._directory)
-        self._compare(known)
-        recording = Recording(
-            self._log_id,
-            self.vfs.operations,
-            [(0, 0), (position, self.script.acknowledged)],
-            self._witnesses,
-            known,
-            self.script.commands,
-            [],
-        )
-        disk = Disk()
-        for operation in self.vfs.operations[:position]:
-            disk.apply(operation)
+        self._known = await replayed(self._directory)
+        self._compare(self._known)
+        recording = self._recording(position, self.script.acknowledged)
+        disk = self._disk_at(position)
         outcomes: tuple[Outcome, ...] = ("dropped", "subset")
         for outcome in outcomes:
             image = disk.image(outcome, Random(position))
             assert image is not None
             witness = recording.witness_at(position)
             await check(recording, position, image, witness, self._directory.with_name("cut"))
+
+    async def check_cuts_while_copying(self) -> int:
+        """After `run`: the power fails at every moment between the failed flush and the log's return."""
+        start, due = self._grave
+        recording = self._recording(start, due)
+        disk = self._disk_at(start)
+        for position in range(start, self.vfs.position):
+            image = disk.image("subset", Random(position))
+            assert image is not None
+            image["leases.suspect"] = b"made by a test\n"
+            await check(recording, position, image, recording.witness_at(start), self._directory.with_name("cut"))
+            operation = self.vfs.operations[position]
+            if isinstance(operation, Rearranged):  # The copy was seen in the log's place.
+                return position - start + 1
+            disk.apply(operation)
+        raise AssertionError("the log was never copied")
+
+    def _recording(self, position: int, due: int) -> Recording:
+        return Recording(
+            self._log_id,
+            self.vfs.operations,
+            [(0, 0), (position, due)],
+            self._witnesses,
+            self._known,
+            self.script.commands,
+            [],
+        )
+
+    def _disk_at(self, position: int) -> Disk:
+        disk = Disk()
+        for operation in self.vfs.operations[:position]:
+            disk.apply(operation)
+        return disk
 
     def _compare(self, known: dict[int, Known]) -> None:
         assert self.script.acknowledged in known

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import apsw
 import msgspec
@@ -68,6 +68,16 @@ async def judge(files: dict[str, bytes], directory: Path) -> Verdict:
     home.mkdir(parents=True)
     for name, contents in files.items():
         (home / name).write_bytes(contents)
+    verdict = await _outcome(directory)
+    error = verdict.refused
+    if error is not None:
+        assert {"sequence", "file", "row"} & set(error.details), f"no place is named: {error!r}"
+        for name, contents in files.items():
+            assert (home / name).read_bytes() == contents, f"{name} was altered by {error!r}"
+    return verdict
+
+
+async def _outcome(directory: Path) -> Verdict:
     try:
         log = SqliteLog.open(directory, NAMESPACE)
         try:
@@ -78,9 +88,6 @@ async def judge(files: dict[str, bytes], directory: Path) -> Verdict:
         finally:
             log.abandon()
     except DataLoss as error:
-        assert {"sequence", "file", "row"} & set(error.details), f"no place is named: {error!r}"
-        for name, contents in files.items():
-            assert (home / name).read_bytes() == contents, f"{name} was altered by {error!r}"
         return Verdict(error)
 
 
@@ -98,20 +105,28 @@ def bits(regions: Iterable[Region], random: Random, per_region: int | None) -> I
 # -- the database ------------------------------------------------------------------------------
 
 
+class Inside:
+    """A copy of a database, to ask what lies where in it."""
+
+    def __init__(self, database: bytes, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / "leases.db"
+        self._path.write_bytes(database)
+
+    def ask(self, question: str) -> list[Any]:
+        connection = apsw.Connection(str(self._path))
+        try:
+            return connection.execute(question).fetchall()
+        finally:
+            connection.close()
+
+
 def rows(database: bytes, directory: Path) -> list[Region]:
     """The columns of one frame in the middle, and the rows around the frames."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "leases.db"
-    path.write_bytes(database)
-    connection = apsw.Connection(str(path))
-    frames = connection.execute(
-        "SELECT chain, CAST(data AS BLOB) FROM frames WHERE length(data) < 1500 ORDER BY last"
-    ).fetchall()
-    head_chain, anchor_chain = connection.execute(
-        "SELECT head.chain, anchor.chain FROM head, anchor"
-    ).fetchall()[0]
-    leaves = connection.execute("SELECT pageno, name FROM dbstat WHERE pagetype = 'leaf'").fetchall()
-    connection.close()
+    inside = Inside(database, directory)
+    frames = inside.ask("SELECT chain, CAST(data AS BLOB) FROM frames WHERE length(data) < 1500 ORDER BY last")
+    ((head_chain, anchor_chain),) = inside.ask("SELECT head.chain, anchor.chain FROM head, anchor")
+    leaves = inside.ask("SELECT pageno, name FROM dbstat WHERE pagetype = 'leaf'")
     chain, data = frames[len(frames) // 2]
     start = _in_cell(database, leaves, "frames", chain + data)
     head = _in_cell(database, leaves, "head", head_chain)
@@ -129,22 +144,18 @@ def rows(database: bytes, directory: Path) -> list[Region]:
 
 def first_row(database: bytes, directory: Path) -> tuple[int, int]:
     """The key of the first frame, and where its page begins."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "leases.db"
-    path.write_bytes(database)
-    connection = apsw.Connection(str(path))
-    (first,) = connection.execute("SELECT min(last) FROM frames").fetchall()[0]
-    (number,) = connection.execute(
+    inside = Inside(database, directory)
+    ((first,),) = inside.ask("SELECT min(last) FROM frames")
+    ((number,),) = inside.ask(
         "SELECT pageno FROM dbstat WHERE name = 'frames' AND pagetype = 'leaf' ORDER BY path LIMIT 1"
-    ).fetchall()[0]
-    connection.close()
+    )
     return first, (number - 1) * PAGE_SIZE
 
 
-def _in_cell(database: bytes, leaves: list[tuple[int, str]], table: str, value: bytes) -> int:
+def _in_cell(database: bytes, leaves: list[Any], table: str, value: bytes) -> int:
     """Where a value stands in a row that is in use; pages also keep old copies in their free space."""
     for number, name in leaves:
-        start = (number - 1) * PAGE_SIZE
+        start: int = (number - 1) * PAGE_SIZE
         page = database[start : start + PAGE_SIZE]
         count = int.from_bytes(page[3:5], "big") if name == table else 0
         for cell in range(count):
@@ -157,17 +168,13 @@ def _in_cell(database: bytes, leaves: list[tuple[int, str]], table: str, value: 
 
 def pages(database: bytes, directory: Path) -> list[Region]:
     """Every page, with what stands at its beginning apart: that is where its cells are found."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "leases.db"
-    path.write_bytes(database)
-    connection = apsw.Connection(str(path))
-    kinds = connection.execute("SELECT pageno, name, pagetype FROM dbstat ORDER BY pageno").fetchall()
-    connection.close()
+    kinds = Inside(database, directory).ask("SELECT pageno, name, pagetype FROM dbstat ORDER BY pageno")
     found = [Region("database header", "leases.db", 0, 100)]
     for number, name, kind in kinds:
-        start = (number - 1) * PAGE_SIZE + (100 if number == 1 else 0)
+        header = 100 if number == 1 else 0
+        start = (number - 1) * PAGE_SIZE + header
         found.append(Region(f"{kind} page of {name}, beginning", "leases.db", start, 40))
-        found.append(Region(f"{kind} page of {name}", "leases.db", start, PAGE_SIZE - (100 if number == 1 else 0)))
+        found.append(Region(f"{kind} page of {name}", "leases.db", start, PAGE_SIZE - header))
     return found
 
 

@@ -17,12 +17,12 @@ from omnirelay.core.snapshot import digest
 from omnirelay.core.state import State
 from omnirelay.engine.recovery import rebuild
 from omnirelay.engine.shard import Shard
-from omnirelay.errors import OmniRelayError
+from omnirelay.engine.snapshotter import make_snapshot
+from omnirelay.errors import LogTrimmed, OmniRelayError
 from omnirelay.log.failpoints import armed
 from omnirelay.log.frame import decode_frame
 from omnirelay.log.sqlite import SqliteLog
 from omnirelay.log.sqlite.connection import Synchronous
-from omnirelay.log.witness import Witness
 from omnirelay.testing.disk import Disk, Operation, Outcome, RecordingVFS
 from tests.powerloss.script import OPTIONS, Script
 
@@ -54,6 +54,8 @@ class Recording(msgspec.Struct):
     commands: int
     starts: list[int]
     """Where the files were known, and where each shard was open."""
+    snapshots: Path | None = None
+    """The directory of snapshots; they are flushed before the log knows of them, so any cut leaves them whole."""
 
     def due(self, position: int) -> int:
         """The sequence that must survive a power cut at this position."""
@@ -78,9 +80,7 @@ class Recording(msgspec.Struct):
 
 
 @contextmanager
-def noting_witnesses(
-    vfs: RecordingVFS, path: Path, witnesses: list[tuple[int, int, bytes]]
-) -> Iterator[None]:
+def noting_witnesses(vfs: RecordingVFS, path: Path, witnesses: list[tuple[int, int, bytes]]) -> Iterator[None]:
     """Take down each witness; the file is written past SQLite, so the VFS does not see it."""
     started: list[int] = []
 
@@ -105,15 +105,17 @@ async def record(
     restarts: int = 1,
     synchronous: Synchronous = "FULL",
     due: int = 0,
+    trims: bool = False,
 ) -> Recording:
     """Run a script over a recording VFS. The shard is closed and started anew `restarts` times on the way.
 
-    `due`: what the directory holds already and must keep.
+    `due`: what the directory holds already and must keep. `trims`: each shard makes snapshots and trims the log.
     """
     script = Script(seed)
     acknowledged: list[tuple[int, int]] = []
     witnesses: list[tuple[int, int, bytes]] = []
     starts: list[int] = []
+    known: dict[int, Known] = {}
     with RecordingVFS() as vfs:
         for file in sorted((directory / NAMESPACE).glob("leases.db*")):
             vfs.take_in(file)
@@ -128,30 +130,44 @@ async def record(
             for session in range(restarts + 1):
                 log = SqliteLog.open(directory, NAMESPACE, vfs=vfs.name, synchronous=synchronous)
                 log_id = log.log_id
-                script.shard = await Shard.open(
-                    log, options=OPTIONS, clock=script.clock, ids=script.next_lease_id
-                )
+                script.shard = await Shard.open(log, options=OPTIONS, clock=script.clock, ids=script.next_lease_id)
                 starts.append(vfs.position)
                 await script.rest()
                 with armed("engine.answered", script.note):
                     share = commands // (restarts + 1)
                     await script.run(commands - script.commands if session == restarts else share)
+                    if trims:
+                        known |= await _trim(script, log, directory)
                     await script.shard.close()
                 script.note()
-        known = await replayed(directory)
+        known |= await replayed(directory)
     for sequence, live in script.digests.items():
         assert known[sequence].digest == live, f"replay of {sequence} is not what the shard was"
-    return Recording(
-        log_id, vfs.operations, acknowledged, witnesses, known, script.commands, starts
-    )
+    snapshots = directory / NAMESPACE / "snapshots" if trims else None
+    return Recording(log_id, vfs.operations, acknowledged, witnesses, known, script.commands, starts, snapshots)
+
+
+async def _trim(script: Script, log: SqliteLog, directory: Path) -> dict[int, Known]:
+    """Drop the frames before two snapshots, with work between them; returns what is known of those frames."""
+    for _ in range(2):
+        snapshot = await make_snapshot(log, script.clock.wall_ms())
+        await log.add_snapshot(snapshot, script.live.epoch)
+        await script.run(5)
+    known = await replayed(directory)
+    anchor = await log.trim((await log.snapshots())[1].sequence, script.live.epoch)
+    assert anchor.sequence > 0
+    await script.run(5)
+    return known
 
 
 async def replayed(directory: Path) -> dict[int, Known]:
-    """Every frame of a log with the digest of the state after it."""
+    """Every frame of a log (of a trimmed one: from its oldest snapshot on) with the digest of the state after it."""
     known = {}
     log = SqliteLog.open(directory, NAMESPACE, read_only=True)
     state = State()
-    async for frame in log.read():
+    if (await log.anchor()).sequence > 0:
+        state = (await rebuild(log, (await log.snapshots())[-1].sequence)).state
+    async for frame in log.read(state.sequence + 1):
         for event in decode_frame(frame, shard=log.shard, log_id=log.log_id):
             evolve(state, event)
         known[frame.last] = Known(frame.chain, digest(state))
@@ -162,7 +178,7 @@ async def replayed(directory: Path) -> dict[int, Known]:
 # -- after the cut -----------------------------------------------------------------------------
 
 
-def lay_out(directory: Path, image: dict[str, bytes], witness: bytes | None) -> None:
+def lay_out(directory: Path, image: dict[str, bytes], witness: bytes | None, snapshots: Path | None = None) -> None:
     """The files a start finds after the cut."""
     home = directory / NAMESPACE
     shutil.rmtree(home, ignore_errors=True)
@@ -171,13 +187,15 @@ def lay_out(directory: Path, image: dict[str, bytes], witness: bytes | None) -> 
         (home / Path(name).name).write_bytes(contents)
     if witness is not None:
         (home / "leases.witness").write_bytes(witness)
+    if snapshots is not None:
+        shutil.copytree(snapshots, home / "snapshots")
 
 
 async def check(
     recording: Recording, position: int, image: dict[str, bytes], witness: bytes | None, directory: Path
 ) -> None:
     """Recover from an image of the disk. Raises PromiseBroken unless all that was acknowledged is there."""
-    lay_out(directory, image, witness)
+    lay_out(directory, image, witness, recording.snapshots)
     due = recording.due(position)
     try:
         log = SqliteLog.open(directory, NAMESPACE)
@@ -191,9 +209,7 @@ async def check(
         log.abandon()
 
 
-async def _check_open(
-    recording: Recording, log: SqliteLog, position: int, due: int, has_witness: bool
-) -> None:
+async def _check_open(recording: Recording, log: SqliteLog, position: int, due: int, has_witness: bool) -> None:
     report = await log.verify()
     last = report.position.sequence
     if last < due:
@@ -206,16 +222,21 @@ async def _check_open(
     recovered = await rebuild(log)
     if (recovered.position.sequence, digest(recovered.state)) != (last, known.digest):
         raise PromiseBroken(f"cut at {position}: replay of {last} gives another state")
-    if 0 < due < last and digest((await rebuild(log, due)).state) != recording.known[due].digest:
+    if report.anchor.sequence < due < last and not await _gives(log, due, recording.known[due].digest):
         raise PromiseBroken(f"cut at {position}: replay of {due} gives another state")
     acquired = await log.acquire("after the cut")
     if acquired.position != report.position or (acquired.unproven is None) != has_witness:
         raise PromiseBroken(f"cut at {position}: unproven is {acquired.unproven!r}")
 
 
-def images(
-    recording: Recording, outcome: Outcome, seed: int, every: int = 1
-) -> Iterator[tuple[int, dict[str, bytes]]]:
+async def _gives(log: SqliteLog, sequence: int, expected: str) -> bool:
+    try:
+        return digest((await rebuild(log, sequence)).state) == expected
+    except LogTrimmed:
+        return True  # Between the anchor and the oldest snapshot: history, but no state can be had from it.
+
+
+def images(recording: Recording, outcome: Outcome, seed: int, every: int = 1) -> Iterator[tuple[int, dict[str, bytes]]]:
     """The disk after a cut at each position (or each `every`-th), from before the first operation on."""
     disk = Disk()
     random = Random(seed)

@@ -75,9 +75,7 @@ class Script:
     async def step(self, commands_max: int) -> None:
         at_once = self.random.randint(2, 7) if self.random.random() < self._company else 1
         commands = [self.draw() for _ in range(min(at_once, commands_max))]
-        outcomes = await asyncio.gather(
-            *(self.answered(command) for command in commands), return_exceptions=True
-        )
+        outcomes = await asyncio.gather(*(self.answered(command) for command in commands), return_exceptions=True)
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
@@ -158,7 +156,8 @@ class Script:
     async def _complete(self) -> None:
         token = self._take_token()
         if token is None:
-            return await self._lease()
+            await self._lease()
+            return
         result = self.random.choice((None, b"done", self.random.randbytes(800)))
         follow_ups = [self._item()] if self.random.random() < 0.2 else None
         await self.live.complete(token, result=result, follow_ups=follow_ups)
@@ -166,7 +165,8 @@ class Script:
     async def _fail(self) -> None:
         token = self._take_token()
         if token is None:
-            return await self._lease()
+            await self._lease()
+            return
         answer: FailAnswer = await self.live.fail(
             token, mode=self.random.choice(("retry", "retry", "release", "dead")), reason="broken", error_code="app"
         )
@@ -175,14 +175,16 @@ class Script:
 
     async def _heartbeat(self) -> None:
         if not self._tokens:
-            return await self._enqueue()
+            await self._enqueue()
+            return
         progress = Progress(fraction=self.random.randint(0, 10) / 10, message="going on")
         await self.live.heartbeat(self.random.choice(self._tokens), progress=progress)
 
     async def _release(self) -> None:
         token = self._take_token()
         if token is None:
-            return await self._enqueue()
+            await self._enqueue()
+            return
         await self.live.release(token, delay_ms=self.random.choice((None, 1_000)))
 
     async def _drain(self) -> None:
@@ -191,18 +193,21 @@ class Script:
 
     async def _restore(self) -> None:
         if not self._drained:
-            return await self._drain()
+            await self._drain()
+            return
         items, self._drained = self._drained, []
         await self.live.restore(items)
 
     async def _cancel(self) -> None:
         if not self._ids:
-            return await self._enqueue()
+            await self._enqueue()
+            return
         await self.live.cancel(self.random.choice(self._ids[-20:]), reason="not needed")
 
     async def _redrive(self) -> None:
         if not self._dead:
-            return await self._fail()
+            await self._fail()
+            return
         await self.live.redrive(sequence_ids=[self._dead.pop()])
 
     async def _purge(self) -> None:

@@ -16,7 +16,18 @@ from omnirelay.errors import LogDamaged, LogRegressed
 from omnirelay.log.sqlite import SqliteLog
 from omnirelay.log.sqlite.connection import PAGE_SIZE
 from tests.powerloss.conftest import LONG
-from tests.powerloss.flipping import Region, Specimen, Verdict, bits, first_row, is_damage, judge, pages, rows, wal_parts
+from tests.powerloss.flipping import (
+    Region,
+    Specimen,
+    Verdict,
+    bits,
+    first_row,
+    is_damage,
+    judge,
+    pages,
+    rows,
+    wal_parts,
+)
 from tests.powerloss.recording import NAMESPACE, replayed
 from tests.powerloss.script import OPTIONS, Script
 

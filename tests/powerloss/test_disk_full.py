@@ -13,7 +13,7 @@ from omnirelay.core.snapshot import digest
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import LogUnavailable
 from omnirelay.log.sqlite import SqliteLog
-from omnirelay.testing.clock import FakeClock
+from omnirelay.testing.clock import FakeClock, settle
 from omnirelay.testing.disk import RecordingVFS
 from tests.powerloss.conftest import LONG
 from tests.powerloss.failing import FailingDisk
@@ -61,7 +61,7 @@ async def test_a_shard_without_room_can_still_be_read(workspace: Path) -> None:
         vfs.room_bytes = 0
         waiting = asyncio.ensure_future(shard.enqueue(item))
         while shard.failure is None:
-            await asyncio.sleep(0)
+            await settle()
         assert isinstance(shard.failure, LogUnavailable)
         assert (await log.head()).position.sequence == last
         assert digest(await shard.state_at(last)) == before

@@ -100,9 +100,7 @@ def test_the_record_of_a_real_database_gives_its_files_back(tmp_path: Path) -> N
     [(apsw.SQLITE_IOERR_WRITE, apsw.IOError), (apsw.SQLITE_FULL, apsw.FullError)],
     ids=["write", "full"],
 )
-def test_a_write_fails_once_or_until_the_disk_is_mended(
-    tmp_path: Path, code: int, kind: type[apsw.Error]
-) -> None:
+def test_a_write_fails_once_or_until_the_disk_is_mended(tmp_path: Path, code: int, kind: type[apsw.Error]) -> None:
     with RecordingVFS() as vfs:
         connection = apsw.Connection(str(tmp_path / "a.db"), vfs=vfs.name)
         connection.execute("PRAGMA journal_mode = WAL; CREATE TABLE t (x)").fetchall()
@@ -128,6 +126,6 @@ def test_a_flush_fails_with_its_own_code(tmp_path: Path) -> None:
         vfs.fail_sync(1)
         with pytest.raises(apsw.IOError) as failed:
             connection.execute("INSERT INTO t VALUES (1)")
-        assert failed.value.extendedresult == apsw.SQLITE_IOERR_FSYNC
+        assert getattr(failed.value, "extendedresult", None) == apsw.SQLITE_IOERR_FSYNC
         assert isinstance(vfs.operations[-1], SyncFailed)
         connection.close()

@@ -155,13 +155,7 @@ class ModelBase:
             results.append((self.next_id + len(fresh), False))
             fresh.append((self.next_id + len(fresh), spec))
         missing = len(self.requests) + len(named) - self.options["request_id_max"]
-        spare = [
-            request
-            for request in self.requests.values()
-            if request["ended"] is not None
-            and request["ended"] + self.options["request_id_retention_ms"] <= now
-        ]
-        if named and missing > len(spare):
+        if named and missing > len(self.spare_requests(now)):
             raise Refused("error.resourcelease.backpressure")
         return results, fresh
 
@@ -204,6 +198,15 @@ class ModelBase:
         return item
 
     # -- request ids ---------------------------------------------------------------------------
+
+    def spare_requests(self, now: int) -> list[tuple[str | None, str]]:
+        """Request ids that may be forgotten when the table needs the room."""
+        kept = self.options["request_id_retention_ms"]
+        return [
+            key
+            for key, request in self.requests.items()
+            if request["ended"] is not None and request["ended"] + kept <= now
+        ]
 
     def remember_request(self, item: Record, meaning: tuple[Any, ...]) -> None:
         if item["request"] not in self.requests and len(self.requests) >= self.options["request_id_max"]:

@@ -75,8 +75,11 @@ class Model(WorkModel):
         if (
             len(self.having(*LIVE)) + len(fresh) > self.items_max()
             or self.live_bytes() + sum(size_of(item["spec"]) for item in fresh) > self.bytes_max()
-            or (new_requests and len(self.requests) + len(new_requests) > self.options["request_id_max"])
         ):
+            raise Refused("error.resourcelease.backpressure")
+        missing = len(self.requests) + len(new_requests) - self.options["request_id_max"]
+        coming_back = [item["request"] for item in fresh]
+        if new_requests and missing > len([key for key in self.spare_requests(now) if key not in coming_back]):
             raise Refused("error.resourcelease.backpressure")
         for given in fresh:
             self._bring_back(given, now)

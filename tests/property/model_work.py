@@ -17,7 +17,7 @@ class WorkModel(ModelBase):
         """The leases this call gets, and whether they are new: those still want a lease id and a fence."""
         if duration is not None and not 1 <= duration <= self.options["max_lease_duration_ms"]:
             raise Refused("resourcelease.leaseDurationMs.invalid")
-        scope = None if request is None else (who[0] if who[0] is not None else who[1] or "", request)
+        scope = None if request is None else (who[0], None if who[0] is not None else who[1], request)
         if scope is not None:
             held = [
                 item["lease"]
@@ -31,7 +31,7 @@ class WorkModel(ModelBase):
         return True, [self._lease(item, who, duration, scope, now) for item in ready[:count]]
 
     def _lease(
-        self, item: Record, who: Who, duration: int, scope: tuple[str, str] | None, now: int
+        self, item: Record, who: Who, duration: int, scope: tuple[str | None, str | None, str] | None, now: int
     ) -> Record:
         item["state"] = "leased"
         item["lease"] = {

@@ -284,6 +284,6 @@ class CoreMachine(WorkRules):
         assert digest(self.state) == self.digest
 
 
-@pytest.mark.timeout(3_600 if draw.LONG else 300)
+@pytest.mark.timeout(7_200 if draw.LONG else 900)
 def test_core_does_what_the_naive_model_says() -> None:
-    run_state_machine_as_test(CoreMachine, settings=draw.profile(200))
+    run_state_machine_as_test(CoreMachine, settings=draw.profile(500))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from omnirelay.core import commands as cmd
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import Caller, NewItem, Payload
+from omnirelay.core.state import State
 from omnirelay.errors import InvalidArgument
 from omnirelay.log.base import FRAME_BYTES_MAX
 from tests.builders import Kernel, new_item, replay
@@ -94,3 +95,28 @@ def test_a_completion_with_all_it_may_carry_fits_one_frame() -> None:
     except InvalidArgument as error:
         assert error.code == "resourcelease.payload.too_large"  # noqa: PT017
     assert len(msgspec.json.encode(kernel.events[start:])) < FRAME_BYTES_MAX - 4_096
+
+
+def nested(depth: int) -> object:
+    data: object = 0
+    for _ in range(depth):
+        data = [data]
+    return data
+
+
+def read_back_from_below(kernel: Kernel, frames: int) -> State:
+    """Replay with so many more calls on the stack, as a recovery deep inside an application would."""
+    return read_back_from_below(kernel, frames - 1) if frames else kernel.replayed()
+
+
+@pytest.mark.parametrize("depth", range(100, 1_000, 100))
+def test_progress_that_is_accepted_can_be_read_back_from_anywhere(depth: int) -> None:
+    """Nested data takes stack to read; a log that only a shallow caller can read is a log that is lost."""
+    kernel = Kernel()
+    kernel.enqueue()
+    token = kernel.lease_one().token
+    try:
+        kernel.heartbeat(token, progress=cmd.Progress(data=nested(depth)))
+    except InvalidArgument:
+        return
+    assert 1 in read_back_from_below(kernel, 300).items

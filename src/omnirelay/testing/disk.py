@@ -129,8 +129,6 @@ class RecordingVFS(apsw.VFS):
         """How large all files together may become; a write beyond is refused like one on a full disk."""
         self.failures = 0
         """How many operations were made to fail."""
-        self.writes = 0
-        self.syncs = 0
         self.lock = threading.RLock()
         self._write_fault: _Fault | None = None
         self._sync_fault: _Fault | None = None
@@ -193,11 +191,13 @@ class RecordingVFS(apsw.VFS):
             return True
         return super().excepthook(etype, evalue, etraceback)
 
-    def _strikes(self, fault: _Fault | None) -> bool:
+    @staticmethod
+    def _striking(fault: _Fault | None) -> _Fault | None:
+        """Count down; the fault when it is this operation's turn to fail."""
         if fault is None:
-            return False
+            return None
         fault.at -= 1
-        return fault.at == 0 or (fault.lasting and fault.at < 0)
+        return fault if fault.at == 0 or (fault.lasting and fault.at < 0) else None
 
     def _failure(self, code: int) -> Exception:
         self.failures += 1
@@ -269,10 +269,8 @@ class RecordingVFS(apsw.VFS):
 
     def write(self, number: int, data: bytes, offset: int, write: Callable[[bytes, int], None]) -> None:
         with self.lock:
-            self.writes += 1
-            fault = self._write_fault
-            if self._strikes(fault):
-                assert fault is not None
+            fault = self._striking(self._write_fault)
+            if fault is not None:
                 part = data[: int(len(data) * fault.part)]
                 if part:
                     self._write(number, part, offset, write)
@@ -295,10 +293,8 @@ class RecordingVFS(apsw.VFS):
 
     def sync(self, number: int, directory: bool, sync: Callable[[], None]) -> None:
         with self.lock:
-            self.syncs += 1
-            fault = self._sync_fault
-            if self._strikes(fault):
-                assert fault is not None
+            fault = self._striking(self._sync_fault)
+            if fault is not None:
                 self.operations.append(SyncFailed(number))
                 raise self._failure(fault.code)
             sync()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from omnirelay.core import events as ev
 from omnirelay.core.answers import EnqueueAnswer, EnqueueResult
 from omnirelay.core.commands import EnqueueItems
@@ -108,15 +110,16 @@ def _known_request(state: State, seen: dict[bytes, tuple[int, bytes]], key: byte
     return seen.get(key)
 
 
-def check_request_room(state: State, wanted: int, now_ms: int) -> None:
+def check_request_room(state: State, wanted: int, now_ms: int, returning: Set[bytes] = frozenset()) -> None:
+    """Refuse when remembering `wanted` more request ids would forget one too early; `returning` ones must stay too."""
     options = state.options
     missing = len(state.requests) + wanted - options.request_id_max
-    if missing <= 0:
+    if missing <= 0 or not wanted:
         return
     for key, record in state.requests_ended:
         if record.ended_at + options.request_id_retention_ms > now_ms:
             break
-        if state.requests.get(key) is record:
+        if state.requests.get(key) is record and key not in returning:
             missing -= 1
             if missing <= 0:
                 return

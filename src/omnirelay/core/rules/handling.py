@@ -186,7 +186,7 @@ def decide_restore(state: State, command: RestoreItems, now_ms: int) -> tuple[li
         return [], RestoreAnswer(0, duplicates)
     check_stored(stored)
     _check_restore_room(state, len(taken), size)
-    check_request_room(state, len(keys - state.requests.keys()), now_ms)
+    check_request_room(state, len(keys - state.requests.keys()), now_ms, keys)
     if highest_fence > max(state.sequence, FENCE_MAX):
         refuse("lastOwnershipToken", f"must have a fence of at most {FENCE_MAX}")
     events: list[ev.Event] = []

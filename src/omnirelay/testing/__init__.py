@@ -1,0 +1,1 @@
+"""The public test kit: a clock that waits for nobody, a disk that fails, and the conformance suite of logs."""

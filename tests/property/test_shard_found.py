@@ -1,0 +1,70 @@
+"""What the shard's state machine found, as the shortest story that shows it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from omnirelay.core.payload import Caller
+from omnirelay.engine.shard import Shard
+from omnirelay.log.base import EventLog
+from omnirelay.log.memory import MemoryLog
+from omnirelay.testing.clock import FakeClock, settle
+from tests.builders import new_item
+from tests.property.shard_facts import HeldLog
+
+WORKER = Caller(peer_id="w")
+
+
+async def opened() -> tuple[Shard, HeldLog, FakeClock]:
+    clock, log = FakeClock(), HeldLog(MemoryLog("jobs"))
+    return await Shard.open(cast(EventLog, log), clock=clock), log, clock
+
+
+async def test_a_shard_waits_quietly_for_a_slow_disk_when_something_is_due() -> None:
+    """It must not wake up again and again for what it cannot do before the frame is written."""
+    shard, log, clock = await opened()
+    await shard.enqueue([new_item("a", delay_ms=1_000)])
+    log.before.clear()
+    calls = [asyncio.ensure_future(shard.enqueue([new_item(name)])) for name in ("b", "c")]
+    await settle()
+    async with asyncio.timeout(5):
+        await clock.advance(60_000)
+    log.before.set()
+    await asyncio.gather(*calls)
+    assert len(await shard.lease(WORKER, max_items=3)) == 3
+    await shard.close()
+
+
+async def test_a_lease_call_that_came_just_before_the_close_is_answered() -> None:
+    shard, log, clock = await opened()
+    log.before.clear()
+    calls = [asyncio.ensure_future(shard.enqueue([new_item(name)])) for name in ("a", "b")]
+    await settle()
+    waiting = asyncio.ensure_future(shard.lease(WORKER, max_items=2, wait_ms=5_000))
+    behind = asyncio.ensure_future(shard.lease(WORKER, wait_ms=5_000))
+    await settle()
+    closing = asyncio.ensure_future(shard.close())
+    await settle()
+    log.before.set()
+    async with asyncio.timeout(5):
+        await closing
+        await asyncio.wait([waiting, behind, *calls])
+    assert all(call.done() for call in (waiting, behind, *calls))
+    assert [call.exception() for call in calls] == [None, None]
+    await clock.advance(10_000)
+
+
+async def test_a_read_does_not_overtake_the_only_frame_under_way() -> None:
+    """A command that is alone is appended without a hop; until that is durable nobody may see it."""
+    shard, log, _ = await opened()
+    log.before.clear()
+    enqueue = asyncio.ensure_future(shard.enqueue([new_item()]))
+    await settle()
+    read = asyncio.ensure_future(shard.stats())
+    await settle()
+    assert not read.done()
+    log.before.set()
+    assert (await read).pending_count == 1
+    await enqueue
+    await shard.close()
