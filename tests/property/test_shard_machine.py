@@ -311,7 +311,7 @@ class SqliteShardMachine(ShardMachine):
 
 @pytest.mark.timeout(7_200 if LONG else 900)
 def test_answers_rest_on_durable_events_whatever_happens_to_the_shard() -> None:
-    run_state_machine_as_test(ShardMachine, settings=profile(120, steps=30))
+    run_state_machine_as_test(ShardMachine, settings=profile(300, steps=30))
 
 
 STEPS = st.one_of(
@@ -332,7 +332,7 @@ STEPS = st.one_of(
 
 
 @pytest.mark.timeout(7_200 if LONG else 900)
-@profile(25)
+@profile(40)
 @given(settings=SETTINGS, script=st.lists(STEPS, min_size=5, max_size=20))
 def test_answers_rest_on_durable_events_on_a_disk(settings: EngineSettings, script: list[tuple[Any, ...]]) -> None:
     """A script and no state machine: threads decide what has come when, and draws must not depend on that."""

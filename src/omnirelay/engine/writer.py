@@ -21,6 +21,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from msgspec.json import encode as encode_json
+
 from omnirelay.core.answers import GrantedLease, ItemView
 from omnirelay.core.commands import Command, ReturnUndelivered
 from omnirelay.core.decide import Ids
@@ -42,6 +44,9 @@ _log = logging.getLogger("omnirelay.engine")
 
 INLINE_BYTES_MAX = 64 * 1024
 """Larger frames go to the writer thread even when nobody else waits: hashing them would hold up the loop."""
+
+FRAME_HEADER_BYTES_MAX = 8 * 1024
+"""No header of a frame takes more; shard and log id are short."""
 
 RETURN_MAX = 1_000
 """Most grants that one command returns."""
@@ -167,7 +172,8 @@ class Writer:
                     await self._take_off()
                 elif self._staged is None and self._waiting_events >= self._settings.stage_events_min:
                     self._staged = self._build()
-                if self._timer is None:
+                if self._timer is None and self._flying is None:
+                    # With a frame in flight nothing can be decided anyway; it is set again when that lands.
                     self._set_timer()
                 if self._closing and self.idle:
                     return
@@ -223,21 +229,17 @@ class Writer:
     def _encode_in_parts(self, batch: Batch, generation: int, now_ms: int) -> list[Frame]:
         """Split at the end of a command; every single command fits a frame by the limits on intake."""
         frames: list[Frame] = []
-        start = 0
-        part: Frame | None = None
-        part_end = 0
+        start = part_end = 0
+        part_bytes = FRAME_HEADER_BYTES_MAX
         for end in dict.fromkeys(batch.commands):
-            if end == start:
-                continue
-            grown = self._part(batch.events[start:end], generation, now_ms)
-            if len(grown.data) > FRAME_BYTES_MAX and part is not None:
-                frames.append(part)
-                generation = part.generation
-                start = part_end
-                grown = self._part(batch.events[start:end], generation, now_ms)
-            part, part_end = grown, end
-        if part is not None:
-            frames.append(part)
+            command_bytes = len(encode_json(batch.events[part_end:end]))
+            if part_bytes + command_bytes > FRAME_BYTES_MAX and part_end > start:
+                frames.append(self._part(batch.events[start:part_end], generation, now_ms))
+                generation = frames[-1].generation
+                start, part_bytes = part_end, FRAME_HEADER_BYTES_MAX
+            part_end = end
+            part_bytes += command_bytes
+        frames.append(self._part(batch.events[start:], generation, now_ms))
         return frames
 
     def _part(self, events: list[Event], generation: int, now_ms: int) -> Frame:

@@ -92,6 +92,10 @@ def check_end(connection: apsw.Connection, paths: LogPaths, shard: str, log_id: 
     time_ms = anchor.time_ms if frame is None else frame.time_ms
     if (head.chain, head.generation, head.time_ms) != (link.chain, link.generation, time_ms):
         raise _damaged(paths, shard, head.last, "has a head row that differs from its last frame")
+    if frame is not None and head.epoch < frame.epoch:
+        raise _damaged(
+            paths, shard, head.last, f"has epoch {head.epoch} in its head row and {frame.epoch} in its last frame"
+        )
 
 
 def check_witness(

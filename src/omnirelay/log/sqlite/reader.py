@@ -109,6 +109,8 @@ class FrameReader:
         """What the first frame must link to: the end of the frame before it."""
         first = next(read_frames(self._connection, self._next, view.head.last), None)
         if first is None:
+            if self._next <= view.head.last:
+                raise missing_frame(self._shard, self._next, view.head.last)
             return Link.at_head(view.head.head)
         return link_before(self._connection, first.last, view.anchor)
 

@@ -49,33 +49,33 @@ class HeadRow(NamedTuple):
 
 
 def read_meta(connection: apsw.Connection) -> dict[str, str]:
-    return {str(key): str(value) for key, value in connection.execute(_READ_META)}
+    return {str(key): str(value) for key, value in _rows(connection, _READ_META)}
 
 
 def read_head(connection: apsw.Connection) -> HeadRow | None:
-    row = connection.execute(_READ_HEAD).fetchone()
+    row = next(_rows(connection, _READ_HEAD), None)
     return None if row is None else HeadRow(*_typed(row, _HEAD_TYPES, "the head row"))
 
 
 def read_anchor(connection: apsw.Connection) -> Anchor | None:
-    row = connection.execute(_READ_ANCHOR).fetchone()
+    row = next(_rows(connection, _READ_ANCHOR), None)
     return None if row is None else Anchor(*_typed(row, _ANCHOR_TYPES, "the anchor row"))
 
 
 def read_frames(connection: apsw.Connection, from_sequence: int, to_last: int) -> Generator[Frame, None, None]:
     """Frames whose last sequence lies in the range, in order, unchecked."""
-    for row in connection.execute(_READ_FRAMES, (from_sequence, to_last)):
+    for row in _rows(connection, _READ_FRAMES, (from_sequence, to_last)):
         yield Frame(*_typed(row, _FRAME_TYPES, f"the frame that ends at {row[1]}"))
 
 
 def read_last_frame(connection: apsw.Connection) -> Frame | None:
-    row = connection.execute(_READ_LAST_FRAME).fetchone()
+    row = next(_rows(connection, _READ_LAST_FRAME), None)
     return None if row is None else Frame(*_typed(row, _FRAME_TYPES, f"the frame that ends at {row[1]}"))
 
 
 def link_before(connection: apsw.Connection, last: int, anchor: Anchor) -> Link:
     """The end of the frame before the one that ends at `last`, as stored; the anchor when there is none."""
-    row = connection.execute(_LINK_BEFORE, (last,)).fetchone()
+    row = next(_rows(connection, _LINK_BEFORE, (last,)), None)
     return Link.at_anchor(anchor) if row is None else Link(*_typed(row, _LINK_TYPES, f"the frame before {last}"))
 
 
@@ -83,15 +83,30 @@ def position_at(connection: apsw.Connection, sequence: int, anchor: Anchor) -> P
     """The stored position where a frame ends at `sequence`, or the anchor; None when no frame ends there."""
     if sequence == anchor.sequence:
         return Position(anchor.sequence, anchor.chain)
-    row = connection.execute(_CHAIN_AT, (sequence,)).fetchone()
+    row = next(_rows(connection, _CHAIN_AT, (sequence,)), None)
     return None if row is None else Position(sequence, row[0])
 
 
 def read_snapshots(connection: apsw.Connection) -> list[SnapshotRecord]:
     return [
-        SnapshotRecord(*_typed(row, _SNAPSHOT_TYPES, "a snapshot record"))
-        for row in connection.execute(_READ_SNAPSHOTS)
+        SnapshotRecord(*_typed(row, _SNAPSHOT_TYPES, "a snapshot record")) for row in _rows(connection, _READ_SNAPSHOTS)
     ]
+
+
+def _rows(
+    connection: apsw.Connection, query: str, arguments: tuple[int, ...] = ()
+) -> Generator[tuple[Any, ...], None, None]:
+    """What a query finds. A text that is no UTF-8 any more is damage like any other."""
+    cursor = connection.execute(query, arguments)
+    try:
+        yield from cursor
+    except UnicodeDecodeError as error:
+        file = connection.db_filename("main")
+        raise LogDamaged(
+            f"a text in {file} cannot be read: {error}; restore a backup, or accept the loss", file=file
+        ) from error
+    finally:
+        cursor.close()
 
 
 def _typed(row: tuple[Any, ...], types: tuple[Any, ...], what: str) -> tuple[Any, ...]:
