@@ -61,5 +61,3 @@ def environment() -> str:
         f"{os.cpu_count()} x {model}, Python {platform.python_version()}, SQLite {apsw.sqlite_lib_version()}, "
         f"msgspec {msgspec.__version__}, {platform.system()} {platform.release()}, {sys.platform}"
     )
-
-

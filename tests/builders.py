@@ -53,9 +53,7 @@ def new_item(
 ) -> NewItem:
     """One item to enqueue; what goes into the payload and what goes beside it is sorted out here."""
     return NewItem(
-        payload=payload(
-            resource_id, resource_type, body=body, request_id=request_id, attributes=attributes
-        ),
+        payload=payload(resource_id, resource_type, body=body, request_id=request_id, attributes=attributes),
         **fields,
     )
 

@@ -123,9 +123,7 @@ def _assert_same_memories(state: State, model: Model) -> None:
     requests = sorted((request["id"], request["ended"] or 0) for request in model.requests.values())
     assert sorted((record.sequence_id, record.ended_at) for record in state.requests.values()) == requests
     assert len(state.requests) <= max(state.options.request_id_max, len(requests))
-    granted = sorted(
-        sequence_id for key, items in state.grants.items() for sequence_id in items if key is not None
-    )
+    granted = sorted(sequence_id for key, items in state.grants.items() for sequence_id in items if key is not None)
     repeatable = [item for item in model.having("leased") if item["lease"]["scope"] is not None]
     assert granted == sorted(_ids(repeatable))
 

@@ -52,9 +52,7 @@ class CoreDriver(RuleBasedStateMachine):
 
     @initialize(options=draw.OPTIONS)
     def start(self, options: QueueOptions) -> None:
-        self.command(
-            cmd.ChangeOptions(options), lambda: self.model.change_options(draw.plain_options(options))
-        )
+        self.command(cmd.ChangeOptions(options), lambda: self.model.change_options(draw.plain_options(options)))
 
     # -- doing a thing twice -------------------------------------------------------------------
 

@@ -53,9 +53,7 @@ class WorkRules(CoreDriver):
             for granted, lease in zip(answer, expected, strict=True):
                 assert_grant(granted, lease, self.model, self.now)
 
-    def _expect_grant(
-        self, who: Who, count: int, duration: int | None, request: str | None
-    ) -> list[Record]:
+    def _expect_grant(self, who: Who, count: int, duration: int | None, request: str | None) -> list[Record]:
         """Which lease id and fence a new lease gets is not for the model to say: both count up here."""
         fresh, leases = self.model.grant(who, count, duration, request, self.now)
         if fresh:

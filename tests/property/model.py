@@ -133,9 +133,7 @@ class ModelBase:
             if spec["delay"] is not None and (spec["delay"] < 0 or spec["not_before"] is not None):
                 raise Refused("resourcelease.delayMs.invalid")
 
-    def plan(
-        self, specs: list[Record], who: Who, now: int
-    ) -> tuple[list[tuple[int, bool]], list[tuple[int, Record]]]:
+    def plan(self, specs: list[Record], who: Who, now: int) -> tuple[list[tuple[int, bool]], list[tuple[int, Record]]]:
         """What each spec gets, and those that are new with the ids they will have."""
         results: list[tuple[int, bool]] = []
         fresh: list[tuple[int, Record]] = []

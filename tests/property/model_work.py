@@ -83,9 +83,7 @@ class WorkModel(ModelBase):
             return True, lease
         raise Refused("error.resourcelease.unknown_token")
 
-    def heartbeat(
-        self, token: Token, who: Who, progress: object, now: int, arrived: int
-    ) -> tuple[Record, bool, bool]:
+    def heartbeat(self, token: Token, who: Who, progress: object, now: int, arrived: int) -> tuple[Record, bool, bool]:
         """The lease, and whether this heartbeat may and must extend it to now + duration.
 
         Before the interval has passed since the last extension it may not; once it has passed since
@@ -201,14 +199,10 @@ class WorkModel(ModelBase):
         limit = self.options["max_delivery_attempts"] if limit is None else limit
         return int(limit - (item["attempt"] - item["burned"]))
 
-    def pending_from(
-        self, item: Record, delay: int | None, backoff: bool, now: int
-    ) -> int | Chosen | None:
+    def pending_from(self, item: Record, delay: int | None, backoff: bool, now: int) -> int | Chosen | None:
         """When the item may be leased again. The jitter of a retry delay is the shard's to choose."""
         if delay is not None or not backoff:
             return now + delay if delay else None
         made = item["attempt"] - item["burned"]
-        plain = min(
-            self.options["requeue_delay_ms"] * 2 ** min(made - 1, 40), self.options["retry_delay_max_ms"]
-        )
+        plain = min(self.options["requeue_delay_ms"] * 2 ** min(made - 1, 40), self.options["retry_delay_max_ms"])
         return Chosen(now + plain * 9 // 10, now + plain * 11 // 10) if plain else None

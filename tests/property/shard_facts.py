@@ -38,11 +38,7 @@ class HeldLog:
 
 
 async def events_of(log: EventLog) -> list[ev.Event]:
-    return [
-        event
-        async for frame in log.read()
-        for event in decode_frame(frame, shard=log.shard, log_id=log.log_id)
-    ]
+    return [event async for frame in log.read() for event in decode_frame(frame, shard=log.shard, log_id=log.log_id)]
 
 
 class Facts:

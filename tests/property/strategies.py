@@ -98,9 +98,7 @@ DELAYS = st.sampled_from([None, None, 0, 250, 3_000])
 DURATIONS = st.sampled_from([None, None, None, None, 1, 300, 7_000, 10_001])
 LATE_MS = st.sampled_from([0, 0, 0, 0, 0, 0, 1, 300, 900, 5_000])
 
-MANGLED = st.sampled_from(
-    [*[""] * 16, "upper", "fenceless", "fence", "attempt", "lease", "item", "stranger", "silent"]
-)
+MANGLED = st.sampled_from([*[""] * 16, "upper", "fenceless", "fence", "attempt", "lease", "item", "stranger", "silent"])
 
 
 def mangle(token: Token, who: Who, how: str) -> tuple[Token, Who]:

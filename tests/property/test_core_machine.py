@@ -135,9 +135,7 @@ class CoreMachine(WorkRules):
         spec = {**spec, "delay": None}
         dead = self.model.dead()
         sequence_id = dead[pick % len(dead)]["sequence_id"] if dead and pick % 5 else self._item(pick)
-        self.command(
-            cmd.EditDeadLetter(sequence_id, payload_of(spec)), lambda: self.model.edit(sequence_id, spec)
-        )
+        self.command(cmd.EditDeadLetter(sequence_id, payload_of(spec)), lambda: self.model.edit(sequence_id, spec))
 
     def _selection(self, picks: list[int], how: str) -> Record:
         dead = [item["sequence_id"] for item in self.model.dead()]
@@ -188,9 +186,7 @@ class CoreMachine(WorkRules):
     @precondition(lambda self: len(self.events) % 9 == 7)
     @rule(options=draw.OPTIONS)
     def change_options(self, options: QueueOptions) -> None:
-        self.command(
-            cmd.ChangeOptions(options), lambda: self.model.change_options(draw.plain_options(options))
-        )
+        self.command(cmd.ChangeOptions(options), lambda: self.model.change_options(draw.plain_options(options)))
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -248,9 +244,7 @@ class CoreMachine(WorkRules):
             self.command(cmd.StartGeneration("witness missing", highest), lambda: None)
             assert self.state.sequence >= highest + (1 << 32)
             self.model.start_generation(self.state.next_sequence_id)
-        self.command(
-            cmd.ElectLeader(2, "node-2", last_event_at), lambda: self.model.restart(last_event_at, self.now)
-        )
+        self.command(cmd.ElectLeader(2, "node-2", last_event_at), lambda: self.model.restart(last_event_at, self.now))
 
     @precondition(lambda self: bool(self.acknowledged))
     @rule()
@@ -274,9 +268,7 @@ class CoreMachine(WorkRules):
     def look(self, name: str) -> None:
         """Listings and counts agree with the model and change nothing."""
         page = views.peek(self.state, state_name=name)
-        assert {each.sequence_id for each in page.items} == {
-            item["sequence_id"] for item in self.model.having(name)
-        }
+        assert {each.sequence_id for each in page.items} == {item["sequence_id"] for item in self.model.having(name)}
         assert page.next is None
         stats = views.stats(self.state, self.now)
         assert stats.ready_count == len(self.model.having("ready"))

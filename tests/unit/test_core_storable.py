@@ -52,9 +52,7 @@ def test_a_payload_of_anything_is_stored_faithfully_or_refused(fields: Any, besi
     assert read_back.payload == expected
 
 
-@pytest.mark.parametrize(
-    "item", [new_item("a"), new_item("n" * 1_000), new_item("a", attributes={"k": "é" * 4_000})]
-)
+@pytest.mark.parametrize("item", [new_item("a"), new_item("n" * 1_000), new_item("a", attributes={"k": "é" * 4_000})])
 def test_every_batch_that_is_accepted_fits_one_frame(item: NewItem) -> None:
     """A command is never split over frames, so one that does not fit must be refused beforehand."""
     kernel = Kernel()

@@ -3,6 +3,7 @@
 Flat structs that hold no cycles, so the garbage collector never looks at them: with a million
 items that is the difference between a pause and none, and creating one costs a third of what a class
 with slots does. What few items need (errors, progress, results) sits in a `Trail` made on demand.
+Snapshots hold these very records, as arrays: a new field goes to the end and has a default.
 
     DELAYED ──▶ READY ──▶ LEASED ──▶ COMPLETED
                   ▲          ├─────▶ DEAD ──▶ READY (redriven)
@@ -37,7 +38,7 @@ LOST: Final = 4
 VERB_NAMES: Final = ("", "complete", "fail", "release", "")
 
 
-class Lease(msgspec.Struct, eq=False, gc=False):
+class Lease(msgspec.Struct, array_like=True, eq=False, gc=False):
     """Who owns an item, and for how long. From `verb` on it is how the lease ended, for repeated acknowledgements."""
 
     token: OwnershipToken
@@ -56,7 +57,7 @@ class Lease(msgspec.Struct, eq=False, gc=False):
     follow_up_ids: list[int] | None = None
 
 
-class Trail(msgspec.Struct, eq=False, gc=False):
+class Trail(msgspec.Struct, array_like=True, eq=False, gc=False):
     """What happened to an item beyond its plain life."""
 
     last_error: ErrorInfo | None = None
@@ -72,7 +73,7 @@ class Trail(msgspec.Struct, eq=False, gc=False):
     """Attempts made before the last redrive: they no longer count against the limit."""
 
 
-class Item(msgspec.Struct, eq=False, gc=False):
+class Item(msgspec.Struct, array_like=True, eq=False, gc=False):
     """One piece of work, from its enqueue until it is forgotten.
 
     `stamp` is the number of the event that put the item where it is now: queues recognise by it

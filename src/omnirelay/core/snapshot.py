@@ -22,12 +22,9 @@ from omnirelay.core.items import (
     READY,
     Item,
     Lease,
-    Trail,
     intern_strings,
-    size_of,
 )
 from omnirelay.core.options import QueueOptions
-from omnirelay.core.payload import ErrorInfo, OwnershipToken, Payload
 from omnirelay.core.state import RequestRecord, State
 from omnirelay.errors import LogDamaged
 
@@ -47,56 +44,6 @@ class Header(msgspec.Struct, array_like=True, kw_only=True):
     requests: int
 
 
-class _TrailRecord(msgspec.Struct, array_like=True, gc=False):
-    last_error: ErrorInfo | None
-    last_token: OwnershipToken | None
-    progress: bytes | None
-    result: bytes | None
-    result_encoding: str | None
-    parent: int | None
-    cancel_requested: bool
-    cancel_reason: str | None
-    undelivered: int
-    attempt_floor: int
-
-
-class _LeaseRecord(msgspec.Struct, array_like=True, gc=False):
-    token: OwnershipToken
-    owner: str
-    principal: str | None
-    granted_at: int
-    deadline: int
-    duration: int
-    request_key: str | None
-    heartbeat_at: int
-
-
-class _EndedRecord(msgspec.Struct, array_like=True, gc=False):
-    lease: _LeaseRecord
-    verb: int
-    ended_at: int
-    answer_state: int
-    answer_not_before: int | None
-    follow_up_ids: list[int] | None
-
-
-class _ItemRecord(msgspec.Struct, array_like=True, gc=False):
-    sequence_id: int
-    state: int
-    stamp: int
-    attempt: int
-    priority: int
-    weight: int
-    max_attempts: int | None
-    enqueued_at: int
-    not_before: int | None
-    ended_at: int | None
-    payload: Payload
-    request_key: bytes | None
-    trail: _TrailRecord | None
-    lease: _LeaseRecord | None
-
-
 class _RequestRow(msgspec.Struct, array_like=True, gc=False):
     key: bytes
     sequence_id: int
@@ -105,11 +52,11 @@ class _RequestRow(msgspec.Struct, array_like=True, gc=False):
 
 
 class _ItemChunk(msgspec.Struct, array_like=True, tag="items"):
-    records: list[_ItemRecord]
+    records: list[Item]
 
 
 class _EndedChunk(msgspec.Struct, array_like=True, tag="ended"):
-    records: list[_EndedRecord]
+    records: list[Lease]
 
 
 class _RequestChunk(msgspec.Struct, array_like=True, tag="requests"):
@@ -153,9 +100,9 @@ def dump(state: State) -> tuple[bytes, Iterator[bytes]]:
 def _dump_chunks(state: State) -> Iterator[bytes]:
     items = state.items
     for ids in _sliced(sorted(items)):
-        yield _encode(_ItemChunk([_item_record(items[sequence_id]) for sequence_id in ids]))
+        yield _encode(_ItemChunk([items[sequence_id] for sequence_id in ids]))
     for leases in _sliced(list(state.ended_order)):
-        yield _encode(_EndedChunk([_ended_record(lease) for lease in leases]))
+        yield _encode(_EndedChunk(list(leases)))
     requests = state.requests
     keys = sorted(key for key, record in requests.items() if record.ended_at == 0)
     keys += [key for key, record in state.requests_ended if requests.get(key) is record]
@@ -169,64 +116,6 @@ def _dump_chunks(state: State) -> Iterator[bytes]:
 def _sliced(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
     for start in range(0, len(records), CHUNK_RECORDS):
         yield records[start : start + CHUNK_RECORDS]
-
-
-def _item_record(item: Item) -> _ItemRecord:
-    return _ItemRecord(
-        item.sequence_id,
-        item.state,
-        item.stamp,
-        item.attempt,
-        item.priority,
-        item.weight,
-        item.max_attempts,
-        item.enqueued_at,
-        item.not_before,
-        item.ended_at if item.state >= COMPLETED else None,
-        item.payload,
-        item.request_key,
-        None if item.trail is None else _trail_record(item.trail),
-        None if item.lease is None else _lease_record(item.lease),
-    )
-
-
-def _trail_record(trail: Trail) -> _TrailRecord:
-    return _TrailRecord(
-        trail.last_error,
-        trail.last_token,
-        trail.progress,
-        trail.result,
-        trail.result_encoding,
-        trail.parent,
-        trail.cancel_requested,
-        trail.cancel_reason,
-        trail.undelivered,
-        trail.attempt_floor,
-    )
-
-
-def _lease_record(lease: Lease) -> _LeaseRecord:
-    return _LeaseRecord(
-        lease.token,
-        lease.owner,
-        lease.principal,
-        lease.granted_at,
-        lease.deadline,
-        lease.duration,
-        lease.request_key,
-        lease.heartbeat_at,
-    )
-
-
-def _ended_record(lease: Lease) -> _EndedRecord:
-    return _EndedRecord(
-        _lease_record(lease),
-        lease.verb,
-        lease.ended_at,
-        lease.answer_state,
-        lease.answer_not_before,
-        lease.follow_up_ids,
-    )
 
 
 # -- reading -----------------------------------------------------------------------------------
@@ -243,7 +132,7 @@ def load(header: bytes, chunks: Iterable[bytes]) -> State:
         for chunk in chunks:
             decoded = _decode_chunk(chunk)
             if isinstance(decoded, _ItemChunk):
-                items += [_item(record) for record in decoded.records]
+                items += decoded.records
             elif isinstance(decoded, _EndedChunk):
                 _load_ended(state, decoded.records)
             else:
@@ -264,6 +153,7 @@ def load(header: bytes, chunks: Iterable[bytes]) -> State:
 def _load_items(state: State, items: list[Item]) -> None:
     by_state: list[list[Item]] = [[], [], [], [], [], []]
     for item in items:
+        intern_strings(item.payload)
         state.items[item.sequence_id] = item
         by_state[item.state].append(item)
         if item.state <= LEASED:
@@ -282,8 +172,6 @@ def _load_items(state: State, items: list[Item]) -> None:
     for item in sorted(by_state[DEAD], key=lambda item: item.stamp):
         state.dead.add(item)
     for item in sorted(by_state[COMPLETED] + by_state[CANCELLED], key=lambda item: item.stamp):
-        if item.trail is not None and item.trail.result is not None:
-            item.size += len(item.trail.result)
         state.finished.append(item)
         state.finished_bytes += item.size
 
@@ -292,14 +180,8 @@ def _fence(item: Item) -> int:
     return 0 if item.lease is None else item.lease.token.fence or 0
 
 
-def _load_ended(state: State, records: list[_EndedRecord]) -> None:
-    for record in records:
-        lease = _lease(record.lease)
-        lease.verb = record.verb
-        lease.ended_at = record.ended_at
-        lease.answer_state = record.answer_state
-        lease.answer_not_before = record.answer_not_before
-        lease.follow_up_ids = record.follow_up_ids
+def _load_ended(state: State, leases: list[Lease]) -> None:
+    for lease in leases:
         state.ended_order.append(lease)
         state.ended[lease.token.lease_id] = lease
 
@@ -309,50 +191,3 @@ def _load_requests(state: State, rows: list[_RequestRow]) -> None:
         record = state.requests[row.key] = RequestRecord(row.sequence_id, row.payload_digest, row.ended_at)
         if row.ended_at:
             state.requests_ended.append((row.key, record))
-
-
-def _item(record: _ItemRecord) -> Item:
-    payload = record.payload
-    intern_strings(payload)
-    item = Item(
-        record.sequence_id,
-        payload,
-        record.state,
-        record.stamp,
-        record.attempt,
-        record.priority,
-        record.weight,
-        record.max_attempts,
-        record.enqueued_at,
-        record.not_before,
-        size_of(payload),
-        record.request_key,
-    )
-    if record.ended_at is not None:
-        item.ended_at = record.ended_at
-    if record.trail is not None:
-        item.trail = _trail(record.trail)
-    if record.lease is not None:
-        item.lease = _lease(record.lease)
-    return item
-
-
-def _trail(record: _TrailRecord) -> Trail:
-    trail = Trail()
-    for field in _TrailRecord.__struct_fields__:
-        setattr(trail, field, getattr(record, field))
-    return trail
-
-
-def _lease(record: _LeaseRecord) -> Lease:
-    lease = Lease(
-        record.token,
-        record.owner,
-        record.principal,
-        record.granted_at,
-        record.deadline,
-        record.duration,
-        record.request_key,
-    )
-    lease.heartbeat_at = record.heartbeat_at
-    return lease
