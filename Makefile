@@ -74,6 +74,14 @@ test: setup ## run the test suite
 crash-test: setup ## kill the process hundreds of times and check what it recovers
 	@OMNIRELAY_LONG=1 $(PY) -m pytest -n 2 --dist worksteal tests/crash $(ARGS)
 
+.PHONY: disk-test
+disk-test: setup ## cut the power at every write and fail every write and flush (long form)
+	@OMNIRELAY_LONG=1 $(PY) -m pytest -n 2 --dist worksteal tests/powerloss $(ARGS)
+
+.PHONY: model-test
+model-test: setup ## run the state machines against their models for long
+	@OMNIRELAY_LONG=1 $(PY) -m pytest -n 2 --dist worksteal tests/property $(ARGS)
+
 .PHONY: lint
 lint: setup ## check style, types and the import contracts
 	@echo "lint: ruff check"

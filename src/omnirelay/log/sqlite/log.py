@@ -249,14 +249,15 @@ class SqliteLog:
         await asyncio.to_thread(self._shut_down)
 
     def _shut_down(self) -> None:
-        self._writing.shutdown()
-        # Readers first: SQLite removes the WAL with the last connection, and only if that one may write.
-        self._reading.shutdown()
-        if self._maybe_writer is not None:
-            self._maybe_writer.close()
-            self._write_witness()
-        if self._lock is not None:
-            self._lock.release()
+        try:
+            self._writing.shutdown()
+            if self._maybe_writer is not None:
+                self._maybe_writer.close()
+                self._write_witness()
+            self._reading.shutdown()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
 
     def abandon(self) -> None:
         """Let go the way a killed process does, for tests: no checkpoint, no witness, only the locks are free."""
