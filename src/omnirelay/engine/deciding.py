@@ -139,7 +139,7 @@ class Decider:
         # Whoever came first is served first: behind others even a call that could be served joins the line.
         if not self._line and self._grant(batch, request, now_ms):
             return
-        if request.wait_ms <= 0:
+        if request.wait_ms <= 0 or self._line.closed:
             batch.answer(request.future, [])
         elif self._line.full:
             batch.answer(

@@ -320,7 +320,7 @@ class Shard:
 
         def register(state: State, now_ms: int) -> None:
             item = state.items.get(sequence_id)
-            if item is None or item.state >= COMPLETED:
+            if item is None or item.state >= COMPLETED or self._writer.closing:
                 ended.set_result(views.view(views.locate(state, sequence_id, None, ANONYMOUS)))
             else:
                 self._writer.items.add(sequence_id, ended)

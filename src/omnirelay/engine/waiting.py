@@ -27,6 +27,8 @@ class LeaseLine:
         self._clock = clock
         self._on_time_out = on_time_out
         self._waiting_max = waiting_max
+        self.closed = False
+        """Nobody joins any more: whoever would have to wait is answered with nothing."""
         self._line: dict[LeaseRequest, None] = {}
         self._by_key: dict[str, dict[LeaseRequest, None]] = {}
         self._shared: dict[str, None] = {}

@@ -107,6 +107,10 @@ class Writer:
         """Nothing waits and nothing is undurable: a read may be answered at once."""
         return not self._inbox and self._open is None and self._flying is None and self._staged is None
 
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
     def now_ms(self) -> int:
         return self._time.now_ms()
 
@@ -343,7 +347,7 @@ class Writer:
 
     async def close(self) -> None:
         """Answer who waits, finish what is in flight, stop. Safe to call twice."""
-        self._closing = True
+        self._closing = self.line.closed = True
         for request in self.line.clear():
             self._inbox.append(ReadRequest(lambda state, now_ms: [], request.future, request.arrived_ms))
         for sequence_id, future in self.items.clear():
