@@ -74,7 +74,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(5):  # Only there so that a hang is a failure.
+            async with asyncio.timeout(20):  # Only there so that a hang is a failure.
                 await work
 
         self.runner.run(bounded())

@@ -1,8 +1,8 @@
 """The records a shard keeps in memory, one of each per item and per lease.
 
 Flat structs that hold no cycles, so the garbage collector never looks at them: with a million
-items that is the difference between a pause and none, and creating one costs a third of what a class
-with slots does. What few items need (errors, progress, results) sits in a `Trail` made on demand.
+items that is the difference between a pause and none, and creating one is cheaper than with a plain
+class. What few items need (errors, progress, results) sits in a `Trail` made on demand.
 Snapshots hold these very records, as arrays: a new field goes to the end and has a default.
 
     DELAYED ──▶ READY ──▶ LEASED ──▶ COMPLETED
