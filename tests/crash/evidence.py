@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -39,13 +40,15 @@ class Archive:
         try:
             self.log_id = log.log_id
             await self._read(log)
-            recovered = describe((await rebuild(log)).state)
             if verify:
                 await log.verify()
+            with replaying():
+                recovered = describe((await rebuild(log)).state)
+                wanted = {record["sequence"] for record in records if "digest" in record}
+                digests = self._digests(wanted | {recovered.sequence})
         finally:
             await log.close()
-        wanted = {record["sequence"] for record in records if "digest" in record}
-        return History(records, self.events(), recovered, self._digests(wanted | {recovered.sequence}))
+        return History(records, self.events(), recovered, digests)
 
     async def _read(self, log: SqliteLog) -> None:
         anchor = await log.anchor()
@@ -76,6 +79,15 @@ class Archive:
         if 0 in sequences:
             digests[0] = digest(State())
         return digests
+
+
+@contextmanager
+def replaying() -> Iterator[None]:
+    """Events that do not fit the state before them break `evolve`: no state came from writing those."""
+    try:
+        yield
+    except (KeyError, AttributeError, AssertionError) as error:
+        raise Violation("digest_differs", f"the log cannot be replayed: {error!r}") from error
 
 
 def describe(state: State) -> Recovered:

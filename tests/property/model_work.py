@@ -129,9 +129,9 @@ class WorkModel(ModelBase):
             self.refuse_bad(follow_ups)
             results, fresh = self.plan(follow_ups, who, now)
             added = sum(size_of(spec) for _, spec in fresh) - size_of(item["spec"])
-            if (
-                len(self.having(*LIVE)) + len(fresh) - 1 > self.items_max()
-                or self.live_bytes() + added > self.bytes_max()
+            more = len(fresh) - 1
+            if (more > 0 and len(self.having(*LIVE)) + more > self.items_max()) or (
+                added > 0 and self.live_bytes() + added > self.bytes_max()
             ):
                 raise Refused("error.resourcelease.backpressure")
             answer = [sequence_id for sequence_id, _ in results]

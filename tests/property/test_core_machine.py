@@ -157,8 +157,10 @@ class CoreMachine(WorkRules):
         picks=st.lists(PICKS, min_size=1, max_size=3),
         how=st.sampled_from(["all", "all", "ids", "type", "code", "any"]),
         rate=st.sampled_from([None, None, 2, 0.5]),
+        fail=st.booleans(),
     )
-    def redrive(self, picks: list[int], how: str, rate: float | None) -> None:
+    def redrive(self, picks: list[int], how: str, rate: float | None, fail: bool) -> None:
+        """Dead letters come back, and maybe fail again: their attempts count from here."""
         selection = self._selection(picks, how)
         done = self.command(
             cmd.RedriveItems(selection_of(selection, self._stamp(selection["after"])), rate_per_second=rate),
@@ -167,6 +169,9 @@ class CoreMachine(WorkRules):
         if done is not None:
             answer, (count, go_on) = done
             assert (answer.count, answer.next) == (count, go_on if go_on is None else self._stamp(go_on))
+        if fail:
+            self.grant((None, "p1"), 4, None, None)
+            self.fail(1, "", "retry", (None, None), None, 0)
 
     @precondition(has_dead)
     @rule(
@@ -278,4 +283,4 @@ class CoreMachine(WorkRules):
 
 @pytest.mark.timeout(7_200 if draw.LONG else 900)
 def test_core_does_what_the_naive_model_says() -> None:
-    run_state_machine_as_test(CoreMachine, settings=draw.profile(600))
+    run_state_machine_as_test(CoreMachine, settings=draw.profile(500))

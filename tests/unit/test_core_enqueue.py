@@ -214,3 +214,11 @@ def test_request_ids_survive_a_restart(restarts: int) -> None:
     for _ in range(restarts):
         kernel.restart()
     assert kernel.enqueue(new_item("a", request_id="r1")) == [1]
+
+
+def test_a_completion_that_adds_nothing_is_taken_although_capacity_was_lowered_below_what_is_there() -> None:
+    kernel = Kernel(QueueOptions(capacity=3, reserve=0))
+    kernel.enqueue(new_item("a"), new_item("b"), new_item("c"))
+    token = kernel.lease_one().token
+    kernel.do(cmd.ChangeOptions(QueueOptions(capacity=1, reserve=0)))
+    assert kernel.complete(token, caller=WORKER, follow_ups=[new_item("d")]).follow_up_ids == [4]

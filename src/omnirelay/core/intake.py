@@ -57,9 +57,9 @@ def is_clean(text: object, length_max: int = NAME_MAX) -> bool:
     """Whether this is text that every store and every reader takes: no control characters, valid UTF-8."""
     if type(text) is not str or len(text) > length_max:
         return False
-    if text.isascii():
-        return text.isprintable() or not any((c < " " and c not in "\t\n\r") or c == "\x7f" for c in text)
-    return not any((c < " " and c not in "\t\n\r") or "\ud800" <= c <= "\udfff" for c in text)
+    return text.isprintable() or not any(
+        (c < " " and c not in "\t\n\r") or c == "\x7f" or "\ud800" <= c <= "\udfff" for c in text
+    )
 
 
 def check_text(field: str, text: str | None, length_max: int = NAME_MAX) -> None:

@@ -1,7 +1,7 @@
 """What a caller hands in: the payload of an item and the wish to enqueue it.
 
-These are values. They are not frozen, because creating a frozen struct and replacing interned
-strings in it costs a copy on the hot path; nothing changes one after `evolve` has taken it in.
+These are values. They are not frozen, because replacing interned strings in a frozen struct would cost a copy on the
+hot path. Whoever hands one in gives it away: it must not be changed afterwards, and the shard does not change it.
 """
 
 from __future__ import annotations

@@ -200,8 +200,10 @@ def _check_result(command: CompleteItem, options: QueueOptions) -> None:
 
 
 def _check_reserve(state: State, items: int, size: int) -> None:
+    """Refuse growth beyond capacity and reserve; what does not grow passes, although capacity may have been lowered."""
     options = state.options
-    if state.live_count + items > options.items_max or state.live_bytes + size > options.bytes_max:
+    too_many = items > 0 and state.live_count + items > options.items_max
+    if too_many or (size > 0 and state.live_bytes + size > options.bytes_max):
         raise ResourceExhausted(
             f"the reserve above capacity is used up; {items + 1} follow-ups do not fit",
             retry_after_ms=RETRY_AFTER_MS,
