@@ -63,6 +63,8 @@ async def main(plan: Plan) -> None:
     if plan.failpoint != "log.witness.written":
         failpoints.arm("log.witness.written", lambda: recorder.say("witness"))
     await Workload(shard, recorder, plan).run()
+    if shard.failure is not None:
+        raise shard.failure
     await shard.close()
     recorder.say("closed")
 

@@ -50,6 +50,8 @@ MODES: tuple[FailMode, ...] = ("retry", "release", "dead")
 
 T = TypeVar("T")
 
+RAN_OUT = "error.taskqueue.lease_expired"
+
 
 class Workload:
     def __init__(self, shard: Shard, recorder: Recorder, plan: Plan) -> None:
@@ -71,7 +73,7 @@ class Workload:
 
     @property
     def over(self) -> bool:
-        return self.recorder.acknowledged >= self.plan.acknowledgements_max
+        return self.recorder.acknowledged >= self.plan.acknowledgements_max or self.shard.failure is not None
 
     def random(self, name: str) -> Random:
         return Random(f"{self.plan.seed}/{self.plan.round}/{name}")
@@ -341,7 +343,11 @@ class Operator:
         """The digest of the live state, at a moment when all of it is durable."""
         state = self.shard.state
         if state.sequence == self.shard.last_sequence:
-            self.workload.recorder.say("digest", sequence=state.sequence, digest=digest(state))
+            ran_out = sum(
+                item.trail is not None and item.trail.last_error is not None and item.trail.last_error.code == RAN_OUT
+                for item in state.items.values()
+            )
+            self.workload.recorder.say("digest", sequence=state.sequence, digest=digest(state), ran_out=ran_out)
 
     async def snapshot(self) -> None:
         await self.workload.call("snapshot", {}, self.shard.snapshot(), no_outcome)
