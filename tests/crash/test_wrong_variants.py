@@ -39,7 +39,8 @@ def kill_after_leases_ran_out(crashes: Crashes, variant: str | None) -> None:
 
     def leases_ran_out(record: checker.Record) -> bool:
         nonlocal told
-        told += bool(record["kind"] == "digest" and record["ran_out"])
+        if record["kind"] == "digest" and record["ran_out"]:
+            told += 1
         return told >= 2
 
     crashes.run(leases_ran_out, variant=variant)
