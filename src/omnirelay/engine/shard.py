@@ -13,10 +13,8 @@ lease that was granted to a caller who is gone is released in the next frame.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -36,7 +34,7 @@ from omnirelay.core.answers import (
     RestoreAnswer,
     Stats,
 )
-from omnirelay.core.decide import Ids, apply
+from omnirelay.core.decide import Ids
 from omnirelay.core.events import Event, FailMode, RestoredItem
 from omnirelay.core.intake import BATCH_ITEMS_MAX, check_number, refuse
 from omnirelay.core.items import COMPLETED
@@ -45,14 +43,15 @@ from omnirelay.core.payload import ANONYMOUS, Caller, NewItem, OwnershipToken, P
 from omnirelay.core.state import State
 from omnirelay.engine.clock import Clock, ShardTime, SystemClock
 from omnirelay.engine.ids import lease_ids
+from omnirelay.engine.leading import collector_away, take_lead
 from omnirelay.engine.recovery import Progress, rebuild, snapshot_directory
 from omnirelay.engine.requests import AcknowledgeRequest, LeaseRequest
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.snapshotter import make_snapshot_in_helper
 from omnirelay.engine.writer import Writer
 from omnirelay.errors import LogDamaged, LogUnavailable, OmniRelayError
-from omnirelay.log.base import Acquired, Anchor, EventLog, SnapshotRecord
-from omnirelay.log.frame import decode_frame, encode_frame
+from omnirelay.log.base import Anchor, EventLog, SnapshotRecord
+from omnirelay.log.frame import decode_frame
 from omnirelay.log.snapshots import prune_snapshots
 
 _log = logging.getLogger("omnirelay.engine")
@@ -99,7 +98,7 @@ class Shard:
         clock = clock or SystemClock()
         settings = settings or EngineSettings()
         acquired = await log.acquire(owner)
-        with _collector_away(settings.freeze_after_recovery):
+        with collector_away(settings.freeze_after_recovery):
             recovered = await rebuild(log, progress=progress)
         if recovered.position != acquired.position:
             raise LogDamaged(
@@ -126,7 +125,7 @@ class Shard:
             settings=settings,
             on_durable=on_durable,
         )
-        writer.position = await _take_lead(log, state, acquired, owner, options, time.now_ms())
+        writer.position = await take_lead(log, state, acquired, owner, options, time.now_ms())
         shard = cls(log, writer, acquired.epoch, settings, clock)
         shard._events_since_snapshot = recovered.replayed_events
         writer.start()
@@ -534,21 +533,6 @@ class Shard:
                 future.set_result(None)
 
 
-@contextmanager
-def _collector_away(wanted: bool) -> Iterator[None]:
-    """Keep the garbage collector off a state while it is built, and away from it for good afterwards."""
-    pause = wanted and gc.isenabled()
-    if pause:
-        gc.disable()
-    try:
-        yield
-    finally:
-        if pause:
-            gc.enable()
-        if wanted:
-            gc.freeze()
-
-
 def _selection(
     sequence_ids: Sequence[int] | None, resource_type: str | None, error_code: str | None, everything: bool
 ) -> cmd.DeadLetterSelection:
@@ -558,27 +542,3 @@ def _selection(
         error_code=error_code,
         everything=everything,
     )
-
-
-async def _take_lead(
-    log: EventLog,
-    state: State,
-    acquired: Acquired,
-    owner: str,
-    options: QueueOptions | None,
-    now_ms: int,
-) -> Any:
-    """The first frame of a leadership: a new generation where history is not proven, then the election."""
-    events: list[Event] = []
-    first: list[Any] = []
-    down_from = state.time
-    if acquired.unproven is not None:
-        _log.warning("generation_started", extra={"shard": log.shard, "reason": acquired.unproven})
-        first.append(cmd.StartGeneration(acquired.unproven, acquired.highest_known))
-    first.append(cmd.ElectLeader(acquired.epoch, owner, down_from))
-    if options is not None:
-        first.append(cmd.ChangeOptions(options))
-    for command in first:
-        apply(state, command, now_ms, now_ms, lease_ids(), events)
-    frame = encode_frame(log.shard, log.log_id, state.generation, acquired.epoch, now_ms, events)
-    return await log.append(frame, acquired.position)
