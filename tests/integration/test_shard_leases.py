@@ -376,3 +376,13 @@ async def test_a_delayed_item_becomes_ready_when_its_time_comes(kind: str, tmp_p
     await clock.advance(1)
     assert [lease.sequence_id for lease in await soon(call)] == [sequence_id]
     await shard.close()
+
+
+async def test_a_call_that_does_not_wait_gets_what_the_line_leaves_over() -> None:
+    shard = await Place("memory", Path()).open(FakeClock())
+    waiting = asyncio.create_task(shard.lease(WORKER, wait_ms=1_000))
+    await settle()
+    enqueued, got = await asyncio.gather(shard.enqueue([item(), item()]), shard.lease(WORKER))
+    [first], [second] = await waiting, got
+    assert [first.sequence_id, second.sequence_id] == [result.sequence_id for result in enqueued.results]
+    await shard.close()

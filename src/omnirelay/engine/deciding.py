@@ -51,6 +51,7 @@ class Decider:
         while inbox and not late and len(batch.events) < self._events_max and state.live_bytes <= bytes_max:
             self._one(batch, inbox.popleft(), now_ms)
         self._serve_line(batch, now_ms)
+        self._serve_last(batch, now_ms)
         deadline = state.leased.first_key()
         if deadline is not None and deadline <= now_ms and not late:
             # Not while acknowledgements wait for the next frame: they may have arrived in time.
@@ -140,7 +141,7 @@ class Decider:
         if not self._line and self._grant(batch, request, now_ms):
             return
         if request.wait_ms <= 0 or self._line.closed:
-            batch.answer(request.future, [])
+            batch.last.append(request)
         elif self._line.full:
             batch.answer(
                 request.future,
@@ -175,6 +176,13 @@ class Decider:
             if not request.future.done() and not self._grant(batch, request, now_ms):
                 return
             line.leave(request)
+
+    def _serve_last(self, batch: Batch, now_ms: int) -> None:
+        """Calls that do not wait get what is left when the line has been served, or nothing."""
+        for request in batch.last:
+            if self._line or not self._grant(batch, request, now_ms):
+                batch.answer(request.future, [])
+        batch.last.clear()
 
     def has_more(self, now_ms: int) -> bool:
         """Whether the state itself asks for another frame right away."""

@@ -80,7 +80,7 @@ class Batch:
     themselves are never split.
     """
 
-    __slots__ = ("answers", "commands", "deciding", "events", "frames", "requests")
+    __slots__ = ("answers", "commands", "deciding", "events", "frames", "last", "requests")
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -88,6 +88,8 @@ class Batch:
         """Where in `events` each command ends."""
         self.answers: list[tuple[asyncio.Future[Any], Any]] = []
         """A future and its answer, or the error it is refused with."""
+        self.last: list[LeaseRequest] = []
+        """Lease calls that do not wait: they get what is left when everybody else was served."""
         self.deciding: list[asyncio.Future[Any]] = []
         """The one being decided right now, for the case that deciding breaks off."""
         self.frames: list[Frame] = []
@@ -111,6 +113,7 @@ class Batch:
 
     def refuse(self, error: OmniRelayError) -> None:
         """Nothing comes of it: everyone gets the error, those whose turn had not come yet too."""
-        for future in (*(future for future, _ in self.answers), *self.deciding):
+        last = [request.future for request in self.last]
+        for future in (*(future for future, _ in self.answers), *self.deciding, *last):
             if not future.done():
                 future.set_exception(error)
