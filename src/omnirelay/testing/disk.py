@@ -239,11 +239,15 @@ class RecordingVFS(apsw.VFS):
             for directory in {os.path.dirname(name) for name in self._names}:
                 if not os.path.isdir(directory):  # It was renamed or removed with all it held.
                     continue
-                for entry in os.scandir(directory):
-                    status = entry.stat(follow_symlinks=False)
-                    number = self._identities.get((status.st_dev, status.st_ino))
-                    if number is not None:
-                        names[entry.path] = number
+                with os.scandir(directory) as entries:
+                    for entry in entries:
+                        try:
+                            status = entry.stat(follow_symlinks=False)
+                        except FileNotFoundError:
+                            continue  # The witness was renamed into place in between.
+                        number = self._identities.get((status.st_dev, status.st_ino))
+                        if number is not None:
+                            names[entry.path] = number
             if names != self._names:
                 for gone in set(self._names.values()) - set(names.values()):
                     self._sizes[gone] = 0
