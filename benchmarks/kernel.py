@@ -33,7 +33,7 @@ from omnirelay.log.sqlite import SqliteLog
 
 BODY = os.urandom(256)
 OPTIONS = QueueOptions(capacity=3_000_000)
-PIPELINES = 2
+PIPELINES = 4
 """Batches on their way at the same time, so that one is decided while another is written."""
 
 
