@@ -34,7 +34,7 @@ from omnirelay.log.sqlite import SqliteLog
 BODY = os.urandom(256)
 OPTIONS = QueueOptions(capacity=3_000_000)
 PIPELINES = 4
-"""Batches on their way at the same time, so that one is decided while another is written."""
+"""Batches on their way at the same time. They often share a frame: who waited for one flush comes back together."""
 
 
 def items(count: int) -> list[NewItem]:
