@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -46,6 +47,43 @@ class Load(msgspec.Struct):
         others = max(0.0, (total - (now.idle - self.idle) - (now.own - self.own) - steal * total) / total)
         words = f"others {others:.0%}, steal {steal:.0%}"
         return f"BUSY ({words})" if steal > BUSY_STEAL or others > BUSY_OTHERS else words
+
+
+SPIN_LOOPS = 100_000
+
+
+def spin() -> float:
+    """Seconds that a fixed piece of pure Python takes right now. Neighbours on the same host slow it down without
+    showing in any counter of ours, so a pass is worth as much as the spin before and after it was fast."""
+    started = time.perf_counter()
+    value = 0
+    for number in range(SPIN_LOOPS):
+        value += number & 7
+    return time.perf_counter() - started
+
+
+class Passes:
+    """Figures of several passes, each with how slow the machine was around it."""
+
+    def __init__(self) -> None:
+        self._passes: list[tuple[float, tuple[float, ...]]] = []
+
+    def add(self, spun: float, *figures: float) -> None:
+        self._passes.append((spun, figures))
+
+    def median(self, figure: int) -> float:
+        return statistics.median(figures[figure] for _, figures in self._passes)
+
+    def quiet(self, figure: int) -> float:
+        """The median over the least disturbed third of the passes."""
+        ordered = sorted(self._passes, key=lambda entry: entry[0])
+        return statistics.median(figures[figure] for _, figures in ordered[: max(1, len(ordered) // 3)])
+
+    @property
+    def disturbance(self) -> float:
+        """How much slower the machine was in the median pass than in the quickest."""
+        spins = [spun for spun, _ in self._passes]
+        return statistics.median(spins) / min(spins)
 
 
 def environment() -> str:

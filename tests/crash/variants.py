@@ -34,8 +34,8 @@ def answers_before_append() -> None:
     """Tells callers what was decided before it is in the log."""
 
     class AnswersFirst(Decider):
-        def build(self, batch: Batch, inbox: deque[Request], now_ms: int, *, alive: bool) -> None:
-            super().build(batch, inbox, now_ms, alive=alive)
+        def build(self, batch: Batch, inbox: deque[Request], now_ms: int, *, events_max: int, alive: bool) -> None:
+            super().build(batch, inbox, now_ms, events_max=events_max, alive=alive)
             batch.undelivered()
             batch.answers.clear()
 

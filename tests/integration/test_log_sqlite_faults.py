@@ -19,7 +19,6 @@ from tests.integration.log_sqlite import SqliteStore
 
 KILL_POINTS = [
     "log.append.begin",
-    "log.append.inserted",
     "log.append.before_commit",
     "log.append.committed",
     "log.witness.before_write",

@@ -137,8 +137,10 @@ async def test_every_grant_of_many_callers_that_are_gone_is_released() -> None:
     await settle()
     log.gate.set()
     await soon(asyncio.gather(*calls, return_exceptions=True))
-    stats = await soon(shard.stats())
-    assert (stats.ready_count, stats.active_lease_count) == (12_000, 0)
+    # Two frames of grants were on their way; each is given back in the frame after it.
+    active = [(await soon(shard.stats())).active_lease_count for _ in range(4)]
+    assert active[-1] == 0, active
+    assert (await soon(shard.stats())).ready_count == 12_000
     await shard.close()
 
 

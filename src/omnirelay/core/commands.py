@@ -51,6 +51,11 @@ class CompleteItem(msgspec.Struct, gc=False):
     result_encoding: str | None = None
     follow_ups: list[NewItem] | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Whether the item just ends: no result, no follow-ups."""
+        return self.result is None and self.follow_ups is None and self.result_encoding is None
+
 
 class FailItem(msgspec.Struct, gc=False):
     token: OwnershipToken

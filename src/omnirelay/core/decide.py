@@ -14,16 +14,19 @@ from typing import Any, Final
 
 from omnirelay.core import commands as cmd
 from omnirelay.core import events as ev
-from omnirelay.core.answers import GrantedLease
-from omnirelay.core.evolve import evolve_all, evolve_granted
+from omnirelay.core.answers import CompleteAnswer, GrantedLease
+from omnirelay.core.evolve import evolve_all, evolve_completed, evolve_granted
 from omnirelay.core.intake import check_caller, check_storable
+from omnirelay.core.items import COMPLETE
 from omnirelay.core.rules.acknowledge import (
+    PLAIN_COMPLETE,
     decide_complete,
     decide_expire,
     decide_fail,
     decide_heartbeat,
     decide_release,
     decide_return,
+    find_lease,
 )
 from omnirelay.core.rules.enqueue import decide_enqueue
 from omnirelay.core.rules.grant import (
@@ -57,12 +60,33 @@ Ids = Callable[[], str]
 
 
 def apply(state: State, command: cmd.Command, now_ms: int, arrived_ms: int, ids: Ids, out: list[ev.Event]) -> Any:
+    if type(command) is cmd.CompleteItem and command.plain:
+        return _apply_plain_complete(state, command, now_ms, arrived_ms, out)
     if type(command) is cmd.GrantLeases:
         return apply_grants(state, command, now_ms, ids, out)
     events, answer = decide(state, command, now_ms, arrived_ms)
     evolve_all(state, events)
     out += events
     return answer
+
+
+def _apply_plain_complete(
+    state: State, command: cmd.CompleteItem, now_ms: int, arrived_ms: int, out: list[ev.Event]
+) -> CompleteAnswer:
+    """The commonest acknowledgement without the lists and tables that the others need; the rules are the same."""
+    try:
+        item, lease = find_lease(state, command.token, command.caller, arrived_ms, COMPLETE)
+    except _WRONG_TYPES as error:
+        raise _misplaced(error) from error
+    if item is None:
+        return CompleteAnswer(lease.follow_up_ids)
+    sequence = state.sequence + 1
+    event = ev.Completed(sequence_number=sequence, timestamp=now_ms, ownership=lease.token)
+    evolve_completed(state, event)
+    state.sequence = sequence
+    state.time = now_ms
+    out.append(event)
+    return PLAIN_COMPLETE
 
 
 def apply_grants(
@@ -109,13 +133,20 @@ def decide(state: State, command: Any, now_ms: int, arrived_ms: int) -> tuple[li
                 check_storable(events)
             return events, answer
         return _UPKEEP[kind](state, command, now_ms)
-    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        # Nothing was changed yet: deciding only reads. A value of a wrong type got past the checks of its field.
-        raise InvalidArgument(
-            f"the request has a value that does not belong there: {error}",
-            code="resourcelease.request.invalid",
-            field="request",
-        ) from error
+    except _WRONG_TYPES as error:
+        raise _misplaced(error) from error
+
+
+_WRONG_TYPES: Final = (TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+
+
+def _misplaced(error: Exception) -> InvalidArgument:
+    """A value of a wrong type got past the checks of its field. Nothing was changed yet: deciding only reads."""
+    return InvalidArgument(
+        f"the request has a value that does not belong there: {error}",
+        code="resourcelease.request.invalid",
+        field="request",
+    )
 
 
 _ACKNOWLEDGING: Final[dict[type[Any], Callable[[State, Any, int, int], tuple[list[ev.Event], Any]]]] = {

@@ -34,16 +34,19 @@ FRAME_BODY_BYTES_MAX = 3 * 1024 * 1024
 class Decider:
     """Turns requests into a Batch: decided, evolved, not yet durable."""
 
-    def __init__(self, state: State, ids: Ids, line: LeaseLine, items: ItemWaiters, events_max: int) -> None:
+    def __init__(self, state: State, ids: Ids, line: LeaseLine, items: ItemWaiters) -> None:
         self.state = state
         self._ids = ids
         self._line = line
         self._items = items
-        self._events_max = events_max
+        self._events_max = 0
 
-    def build(self, batch: Batch, inbox: deque[Request], now_ms: int, *, alive: bool) -> None:
-        """Empty the inbox into the batch, up to what a frame holds. `alive`: write down that time went by anyway."""
+    def build(self, batch: Batch, inbox: deque[Request], now_ms: int, *, events_max: int, alive: bool) -> None:
+        """Empty the inbox into the batch, as long as it has fewer than `events_max` events. `alive`: write down that
+        time went by anyway.
+        """
         state = self.state
+        self._events_max = events_max
         bytes_max = state.live_bytes + FRAME_BODY_BYTES_MAX
         if alive or state.time_has_work(now_ms):
             self._own(batch, AdvanceTime(), now_ms)

@@ -12,6 +12,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     stage_events_min: int = 256
     """While a frame is being written the next one is decided early when this much waits; less waits for company."""
 
+    split_events_min: int = 2_000
+    """With this much waiting and nothing being written, only half goes into the frame and the rest into the next."""
+
     retry_ms: int = 100
     """Pause between tries of a frame that the store refused for now (disk full)."""
 

@@ -83,7 +83,7 @@ class Writer:
         self._clock = clock
         self._settings = settings
         self._on_durable = on_durable
-        self._decider = Decider(state, ids, self.line, self.items, settings.frame_events_max)
+        self._decider = Decider(state, ids, self.line, self.items)
         self._inbox: deque[Request] = deque()
         self._waiting_events = 0
         self._wake = asyncio.Event()
@@ -174,7 +174,9 @@ class Writer:
                     await self._launch(batch)
                 if self._flying is None:
                     await self._take_off()
-                elif self._staged is None and self._waiting_events >= self._settings.stage_events_min:
+                staging = self._flying is not None and self._staged is None
+                if staging and self._waiting_events >= self._settings.stage_events_min:
+                    await asyncio.sleep(0)  # Lets the frame that just took off reach the writer thread first.
                     self._staged = self._build()
                 if self._timer is None and self._flying is None:
                     # With a frame in flight nothing can be decided anyway; it is set again when that lands.
@@ -215,13 +217,23 @@ class Writer:
         alive = self._proof_due() and not self._inbox
         generation = self.state.generation
         batch = self._open = Batch()
-        self._decider.build(batch, self._inbox, now_ms, alive=alive)
-        self._waiting_events = len(self._inbox)
+        self._decider.build(batch, self._inbox, now_ms, events_max=self._events_max(), alive=alive)
+        self._waiting_events = max(self._waiting_events - len(batch.events), 0) if self._inbox else 0
         if batch.events:
             batch.frames = self._encode(batch, generation, now_ms)
             hit("engine.decided")
         self._open = None
         return batch
+
+    def _events_max(self) -> int:
+        """How much the next frame takes: when the disk idles and much waits, half of it, so that the rest is decided
+        while that half is written. Callers who were answered together otherwise come back together for ever, and
+        disk and processor take turns.
+        """
+        limit = self._settings.frame_events_max
+        if self._flying is None and self._waiting_events >= self._settings.split_events_min:
+            return min(limit, self._waiting_events // 2)
+        return limit
 
     def _encode(self, batch: Batch, generation: int, now_ms: int) -> list[Frame]:
         """`generation` is the one before the batch; a frame bears the one after its last event."""

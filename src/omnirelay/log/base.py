@@ -127,8 +127,6 @@ class LogStatistics(msgspec.Struct, frozen=True):
     frames: int = 0
     events: int = 0
     bytes: int = 0
-    commits: int = 0
-    """Durable commits of any kind: appends, acquisitions, snapshot records, slices of a trim."""
     append_ns_last: int = 0
     append_ns_total: int = 0
     """Time inside the store, hashing included, waiting for the writer thread not."""

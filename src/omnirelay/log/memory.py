@@ -131,7 +131,6 @@ class MemoryLog:
                 storage.highest_known,
             )
             storage.highest_known = known
-            self._count(commits=1)
             return Acquired(head.epoch, head.generation, head.position, head.time_ms, storage.unproven, known)
 
     async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
@@ -142,7 +141,7 @@ class MemoryLog:
         started = time.perf_counter_ns()
         with self.storage.lock:
             if self._append(frame, expected):
-                self._count(frames=1, events=frame.count, bytes=len(frame.data), commits=1)
+                self._count(frames=1, events=frame.count, bytes=len(frame.data))
             position = self.storage.head.position
         hit("log.append.committed")
         spent = time.perf_counter_ns() - started
@@ -166,7 +165,6 @@ class MemoryLog:
         fault = self._faults.pop(0) if self._faults else None
         if fault == "definite":
             raise LogUnavailable("the write was refused and nothing was written; try the same frame again")
-        hit("log.append.inserted")
         hit("log.append.before_commit")
         if fault != "unknown-lost":
             self._write(frame, chain)
@@ -220,7 +218,6 @@ class MemoryLog:
             check_snapshot(record, self._position_at(record.sequence))
             others = [other for other in storage.snapshots if other.sequence != record.sequence]
             storage.snapshots = sorted([record, *others], key=lambda each: -each.sequence)
-            self._count(commits=1)
 
     async def trim(self, below: int, epoch: int) -> Anchor:
         self._check_open()
@@ -237,7 +234,6 @@ class MemoryLog:
             storage.anchor = Anchor(last.last, last.chain, fence, last.time_ms, last.generation)
             storage.frames = storage.frames[len(dropped) :]
             storage.snapshots = [each for each in storage.snapshots if each.sequence >= last.last]
-            self._count(commits=1)
             return storage.anchor
 
     async def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:

@@ -156,8 +156,8 @@ def decide_complete(
     if item is None:
         return [], CompleteAnswer(lease.follow_up_ids)
     sequence = state.sequence + 1
-    if command.result is None and command.follow_ups is None and command.result_encoding is None:
-        return [ev.Completed(sequence_number=sequence, timestamp=now_ms, ownership=lease.token)], _PLAIN_COMPLETE
+    if command.plain:
+        return [ev.Completed(sequence_number=sequence, timestamp=now_ms, ownership=lease.token)], PLAIN_COMPLETE
     _check_result(command, state.options)
     check_caller(command.caller)
     events: list[ev.Event] = []
@@ -181,7 +181,7 @@ def decide_complete(
     return events, CompleteAnswer(follow_up_ids)
 
 
-_PLAIN_COMPLETE = CompleteAnswer()
+PLAIN_COMPLETE = CompleteAnswer()
 
 
 def _check_result(command: CompleteItem, options: QueueOptions) -> None:

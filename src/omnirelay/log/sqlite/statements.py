@@ -7,12 +7,13 @@ from importlib.resources import files
 from typing import Final
 
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_END = re.compile(r";\s*(\n\n|\Z)")
 
 
 def _load_statements() -> dict[str, str]:
     parts = _NAME.split((files(__package__) / "sql" / "queries.sql").read_text("utf-8"))
-    # What stands before the next name includes the comment that introduces it; a statement ends at its semicolon.
-    return {name: body[: body.index(";")].strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+    # What stands before the next name includes the comment that introduces it, behind an empty line.
+    return {name: _END.split(body)[0].strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def _load_migrations() -> tuple[str, ...]:

@@ -1,8 +1,10 @@
 """The one connection that writes: compare, insert, commit, and what to do when that fails.
 
-    BEGIN IMMEDIATE ──▶ compare with the head row ──▶ frame + head ──▶ COMMIT (flushes the WAL) ──▶ durable
-                         │ differs: fenced                              │ definite failure: rolled back, try again
-                         └ already this frame: done                     └ a flush failed: given up, marked suspect
+    compare with the head row ──▶ frame + head ──▶ commit (flushes the WAL) ──▶ durable
+      │ differs: fenced                              │ definite failure: rolled back, try again
+      └ already this frame: done                     └ a flush failed: given up, marked suspect
+
+All of it is one statement in the plain case and one transaction in any.
 
 Synchronous; `SqliteLog` calls it from its writer thread or, for an inline append, from the caller's.
 """
@@ -20,7 +22,7 @@ import msgspec
 from omnirelay.errors import LogOutcomeUnknown, LogUnavailable, OmniRelayError
 from omnirelay.log.base import Acquired, Anchor, Frame, Head, LogStatistics, Position, SnapshotRecord
 from omnirelay.log.chain import check_frame, check_generation, fenced, follow
-from omnirelay.log.failpoints import hit
+from omnirelay.log.failpoints import hit, is_armed
 from omnirelay.log.frame import chain_of
 from omnirelay.log.retention import check_snapshot, check_trim, fence_at
 from omnirelay.log.sqlite.building import frame_row, mark_suspect
@@ -48,12 +50,17 @@ RESTART_PAGES: Final = 8 * CHECKPOINT_PAGES
 
 RESTART_WAIT_MS: Final = 20
 
+PAGES_PER_COMMIT: Final = 2
+"""What a commit writes besides the pages its frame fills: the page of the head and the one the frame begins on."""
+
 JOURNAL_BYTES_MAX: Final = RESTART_PAGES * PAGE_SIZE
 """A WAL that a long reader let grow beyond this is cut back to it when it starts over."""
 
 TRIM_SLICE_NS: Final = 4_000_000
 
+_APPEND_FRAME: Final = statement("append_frame")
 _ADVANCE_HEAD: Final = statement("advance_head")
+_ADVANCE_HEAD_BY_ITSELF: Final = statement("advance_head_by_itself")
 _INSERT_FRAME: Final = statement("insert_frame")
 _ACQUIRE: Final = statement("acquire")
 _PUT_SNAPSHOT: Final = statement("put_snapshot")
@@ -82,11 +89,14 @@ class Writer:
         self._closed = False
         self._trim_frames = 4
         self._wal_pages = 0
+        """How many pages wait in the WAL, by estimate: asking SQLite would cost every append another call."""
+        self._wal_pages_seen = 0
+        """How long the WAL really was when it was last copied."""
         self._checkpoint_at = CHECKPOINT_PAGES
-        self._frames = self._events = self._bytes = self._commits = self._checkpoints = 0
+        self._frames = self._events = self._bytes = self._checkpoints = 0
         self._append_ns_last = self._append_ns = self._hash_ns = self._checkpoint_ns = 0
         self._checkpoint_failures = 0
-        connection.set_wal_hook(self._committed)
+        connection.execute(_ADVANCE_HEAD_BY_ITSELF)
 
     # ------------------------------------------------------------------------------ append
 
@@ -116,6 +126,7 @@ class Writer:
             self._frames += 1
             self._events += frame.count
             self._bytes += len(frame.data)
+            self._wal_pages += len(frame.data) // PAGE_SIZE + PAGES_PER_COMMIT
         self.durable = Head(frame.epoch, frame.generation, position, frame.time_ms)
         hit("log.append.committed")
         self._append_ns_last = time.perf_counter_ns() - started
@@ -125,6 +136,18 @@ class Writer:
 
     def _commit(self, frame: Frame, expected: Position, position: Position) -> bool:
         """One transaction; False when the frame is there already."""
+        connection = self._connection
+        contiguous = frame.first == expected.sequence + 1 and frame.count == frame.last - frame.first + 1
+        if contiguous:
+            if is_armed("log.append.before_commit"):
+                connection.set_commit_hook(_before_commit)
+            connection.execute(_APPEND_FRAME, (*frame_row(frame, position.chain), *_pair(expected)))
+            if connection.changes():
+                return True
+        return self._commit_or_explain(frame, expected, position)
+
+    def _commit_or_explain(self, frame: Frame, expected: Position, position: Position) -> bool:
+        """The long way, for what is out of the ordinary: a new generation, a repeat, a writer that was fenced."""
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         row = read_head(connection)
@@ -140,8 +163,6 @@ class Writer:
             (frame.generation, *_pair(position), frame.time_ms, frame.epoch, *_pair(expected)),
         )
         connection.execute(_INSERT_FRAME, frame_row(frame, position.chain))
-        hit("log.append.inserted")
-        hit("log.append.before_commit")
         connection.execute("COMMIT")
         return True
 
@@ -216,7 +237,8 @@ class Writer:
             connection.execute(_MOVE_ANCHOR, msgspec.structs.astuple(anchor))
             connection.execute(_DELETE_FRAMES, (last,))
             connection.execute(_DELETE_SNAPSHOTS, (last,))
-            return anchor, len(rows)
+        self._wal_pages, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        return anchor, len(rows)
 
     def _anchor_for(self, epoch: int) -> Anchor:
         """The anchor, after comparing the epoch."""
@@ -241,7 +263,7 @@ class Writer:
             if self._closed or self.given_up is not None or not self.wants_checkpoint:
                 return
             started = time.perf_counter_ns()
-            restart = self._wal_pages >= RESTART_PAGES
+            restart = self._wal_pages_seen + CHECKPOINT_PAGES >= RESTART_PAGES
             self._checkpoint(apsw.SQLITE_CHECKPOINT_RESTART if restart else apsw.SQLITE_CHECKPOINT_PASSIVE)
             self._checkpoint_ns += time.perf_counter_ns() - started
             self._checkpoint_at = self._wal_pages + CHECKPOINT_PAGES
@@ -250,8 +272,11 @@ class Writer:
         connection = self._connection
         connection.set_busy_timeout(RESTART_WAIT_MS)
         try:
-            connection.wal_checkpoint(mode=mode)
+            pages, copied = connection.wal_checkpoint(mode=mode)
             self._checkpoints += 1
+            self._wal_pages_seen = pages
+            # What was copied is overwritten by the next commits, if no reader still looks at it.
+            self._wal_pages = pages - copied
         except apsw.BusyError:
             pass  # Readers are still in the WAL; what could be copied was.
         except apsw.Error as error:
@@ -288,7 +313,6 @@ class Writer:
             frames=self._frames,
             events=self._events,
             bytes=self._bytes,
-            commits=self._commits,
             append_ns_last=self._append_ns_last,
             append_ns_total=self._append_ns,
             hash_ns_total=self._hash_ns,
@@ -300,14 +324,6 @@ class Writer:
         )
 
     # ------------------------------------------------------------------------------ failures
-
-    def _committed(self, connection: apsw.Connection, name: str, pages: int) -> int:
-        """SQLite calls this after every commit with the size of the WAL."""
-        if pages < self._wal_pages:
-            self._checkpoint_at = CHECKPOINT_PAGES
-        self._wal_pages = pages
-        self._commits += 1
-        return apsw.SQLITE_OK
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -360,3 +376,9 @@ class Writer:
 
 def _pair(position: Position) -> tuple[int, bytes]:
     return position.sequence, position.chain
+
+
+def _before_commit() -> bool:
+    """A commit hook, set while a test has the failpoint armed; true would refuse the commit."""
+    hit("log.append.before_commit")
+    return False

@@ -15,7 +15,7 @@ from omnirelay.log.failpoints import armed
 from omnirelay.testing.conformance.leader import Leader, SimulatedCrash, frames_of, make_events
 from omnirelay.testing.conformance.store import REGIONS, LogStore, Region
 
-APPEND_POINTS: Final = ("log.append.begin", "log.append.inserted", "log.append.before_commit", "log.append.committed")
+APPEND_POINTS: Final = ("log.append.begin", "log.append.before_commit", "log.append.committed")
 
 
 @pytest.mark.asyncio

@@ -20,6 +20,21 @@ VALUES (1, ?, ?, ?, ?, ?, ?, ?);
 UPDATE head SET generation = ?, last = ?, chain = ?, time_ms = ?, unproven = NULL
 WHERE id = 1 AND epoch = ? AND last = ? AND chain = ?;
 
+-- The plain append: compare, frame and head in one statement, which is a transaction by itself. One call instead of
+-- five means that the writing thread asks for the interpreter once. It inserts nothing when anything is out of the
+-- ordinary (a new generation, another writer, a frame that is there already); then the long way finds out what.
+-- name: append_frame
+INSERT INTO frames (last, first, count, epoch, generation, time_ms, chain, data)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, CAST(?8 AS TEXT) FROM head
+WHERE id = 1 AND epoch = ?4 AND generation = ?5 AND last = ?9 AND chain = ?10 AND unproven IS NULL;
+
+-- Does for `append_frame` what `advance_head` does. Of the writing connection only: the file's schema has no triggers.
+-- name: advance_head_by_itself
+CREATE TEMP TRIGGER advance_head AFTER INSERT ON main.frames
+WHEN NEW.last > (SELECT last FROM main.head WHERE id = 1) BEGIN
+    UPDATE head SET last = NEW.last, chain = NEW.chain, time_ms = NEW.time_ms WHERE id = 1;
+END;
+
 -- Data is bound as a blob and stored as text: a cast keeps the bytes, a detour through str would re-encode them.
 -- name: insert_frame
 INSERT INTO frames (last, first, count, epoch, generation, time_ms, chain, data)
