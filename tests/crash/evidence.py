@@ -13,6 +13,7 @@ from omnirelay.core.items import STATE_NAMES
 from omnirelay.core.snapshot import digest
 from omnirelay.core.state import State
 from omnirelay.engine.recovery import rebuild
+from omnirelay.errors import LogDamaged
 from omnirelay.log.base import Frame
 from omnirelay.log.frame import decode_frame
 from omnirelay.log.sqlite import SqliteLog
@@ -86,7 +87,7 @@ def replaying() -> Iterator[None]:
     """Events that do not fit the state before them break `evolve`: no state came from writing those."""
     try:
         yield
-    except (KeyError, AttributeError, AssertionError) as error:
+    except (LookupError, AttributeError, AssertionError, LogDamaged) as error:
         raise Violation("digest_differs", f"the log cannot be replayed: {error!r}") from error
 
 

@@ -19,7 +19,7 @@ REPEATS = range(1, 13 if LONG else 2)
 
 
 def test_every_failpoint_is_killed_at() -> None:
-    assert len(COMMIT) == 7, "a new point: see which list it belongs to"
+    assert len(COMMIT) == 6, "a new point: see which list it belongs to"
     assert {*COMMIT, *SPECIAL, *WITNESS, *RECOVERY} == set(FAILPOINTS)
 
 

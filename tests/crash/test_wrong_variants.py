@@ -22,7 +22,8 @@ Scenario = Callable[[Crashes, str | None], None]
 
 
 def kill_before_the_frame_is_written(crashes: Crashes, variant: str | None) -> None:
-    crashes.die_at("log.append.begin", 25, variant=variant)
+    for _ in range(3):  # A frame that holds nobody's answer has nothing to lose; not all of three do.
+        crashes.die_at("log.append.begin", 25, variant=variant)
     crashes.check()
 
 
@@ -107,7 +108,7 @@ CASES: list[tuple[str, Scenario, str]] = [
     ("drops_expiries", kill_after_leases_ran_out, "digest_differs"),
     ("ignores_unproven_history", restart_from_a_backup, "fence_not_rising"),
     ("forgets_the_witness", restart_on_an_older_copy, "history_rewritten"),
-    ("grants_twice", kill_under_load, "double_grant"),
+    ("grants_twice", kill_under_load, "digest_differs"),
 ]
 
 IDS = [variant for variant, _, _ in CASES]

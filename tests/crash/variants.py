@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 
-from omnirelay.core.commands import Command, ExpireLeases, GrantLeases
-from omnirelay.core.decide import apply, decide
+from omnirelay.core.commands import Command, ExpireLeases
+from omnirelay.core.decide import decide
 from omnirelay.core.events import LeaseGranted
 from omnirelay.core.evolve import evolve
+from omnirelay.core.payload import OwnershipToken
+from omnirelay.core.rules.grant import describe_grant
 from omnirelay.engine import writer
 from omnirelay.engine.deciding import Decider
 from omnirelay.engine.requests import Batch, LeaseRequest, Request
@@ -99,14 +101,21 @@ def grants_twice() -> None:
             if isinstance(last, LeaseGranted):
                 grants += 1
                 if grants % 5 == 0:
-                    self._again(batch, request, last.ownership.sequence_id, now_ms)
+                    self._again(batch, last, now_ms)
             return granted
 
-        def _again(self, batch: Batch, request: LeaseRequest, sequence_id: int, now_ms: int) -> None:
-            self.state.ready.push(sequence_id, self.state.items[sequence_id])
-            more = apply(self.state, GrantLeases(request.command.caller), now_ms, now_ms, self._ids, batch.events)
+        def _again(self, batch: Batch, first: LeaseGranted, now_ms: int) -> None:
+            """To the same item, in this memory and in the log; no state of the real code would have allowed it."""
+            state, token = self.state, first.ownership
+            item = state.items[token.sequence_id]
+            assert item.lease is not None
+            state.sequence += 1
+            item.lease.token = OwnershipToken(token.sequence_id, token.attempt, self._ids(), state.sequence)
+            batch.events.append(
+                msgspec.structs.replace(first, sequence_number=state.sequence, ownership=item.lease.token)
+            )
             batch.commands.append(len(batch.events))
             future, leases = batch.answers.pop()
-            batch.answer(future, leases + more)
+            batch.answer(future, [*leases, describe_grant(item, item.lease, now_ms, 1_000)])
 
     replace(writer, "Decider", Generous)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from omnirelay.core.answers import GrantedLease
 from omnirelay.core.commands import Progress
 from omnirelay.core.items import STATE_NAMES
-from omnirelay.core.options import QueueOptions
+from omnirelay.core.options import Limit, QueueOptions
 from omnirelay.core.payload import Caller, NewItem, OwnershipToken, Payload
 from omnirelay.core.snapshot import digest
 from omnirelay.core.state import State
@@ -44,6 +44,19 @@ OPTIONS: Final = QueueOptions(
     max_undelivered=1,
     requeue_delay_ms=400,
     result_max=6,
+)
+
+GATED: Final = QueueOptions(
+    lease_duration_ms=15_000,
+    result_max=6,
+    ordering="exclusive",
+    tenant_weights={"a": 3},
+    limits=[Limit(by="type", match="view*", max=2), Limit(by="tenant", match="b", max=1)],
+    starvation_every=4,
+    starvation_after_ms=100,
+    high_watermark=40,
+    low_watermark=30,
+    backpressure_cooldown_ms=500,
 )
 
 
@@ -74,7 +87,8 @@ class Maker:
         await self._handle_dead_letters(shard)
         await self._cancel(shard)
         await self._snapshot(shard)
-        await shard.change_options(QueueOptions(lease_duration_ms=15_000, result_max=6), caller=TRUSTED)
+        await shard.change_options(GATED, caller=TRUSTED)
+        await self._close_gates(shard)
         await self._leave_one_of_each(shard)
         await shard.close()
 
@@ -142,6 +156,32 @@ class Maker:
         assert isinstance(shard.log, SqliteLog)
         record = await make_snapshot(shard.log, self.clock.wall_ms())
         await shard.log.add_snapshot(record, shard.epoch)
+
+    async def _close_gates(self, shard: Shard) -> None:
+        """Turns taken, limits and keys held, pauses of every kind, and intake closed and open again."""
+        fresh = [
+            NewItem(
+                payload=Payload(
+                    resource_type=kind, resource_id=f"{kind}-{number % 5}", attributes={"tenant": "abc"[number % 3]}
+                ),
+                priority=number % 4 + 3,
+            )
+            for kind in ("view-daily", "shard")
+            for number in range(20)
+        ]
+        await shard.enqueue(fresh)
+        await shard.pause(resource_type="shard", reason="moving", until_ms=shard.now_ms() + 90_000, caller=TRUSTED)
+        await shard.pause(tenant="c", intake=True)
+        await self._pass(shard, 1_000)
+        for _ in range(3):
+            for lease in await shard.lease(WORKER, max_items=3):
+                await shard.complete(lease.token)
+        await shard.pause()
+        await shard.resume()
+        for item in (await shard.peek(state="ready", resource_type="shard", max_items=100)).items:
+            if item.sequence_id % 5:
+                await shard.cancel(item.sequence_id)
+        await self._pass(shard, 1_000)
 
     async def _leave_one_of_each(self, shard: Shard) -> None:
         """Items in every state are in the digest."""

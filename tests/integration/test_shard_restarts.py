@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from omnirelay.core import events as ev
 from omnirelay.core.options import QueueOptions
+from omnirelay.core.payload import OwnershipToken
 from omnirelay.core.snapshot import digest
 from omnirelay.engine.shard import Shard
-from omnirelay.errors import FailedPrecondition
+from omnirelay.errors import FailedPrecondition, LogDamaged
 from omnirelay.log import MemoryLog, SqliteLog
 from omnirelay.testing.clock import FakeClock
+from omnirelay.testing.conformance import Leader
 from tests.integration.shards import (
     NAMESPACE,
     WORKER,
@@ -309,3 +312,16 @@ async def test_a_shard_trims_itself_after_a_snapshot_and_keeps_its_retention(tmp
     await clock.advance(24 * 3_600_000 + 1)
     assert (await shard.trim()).sequence > 0
     await shard.close()
+
+
+async def test_an_event_that_cannot_follow_from_those_before_it_is_damage_with_its_place() -> None:
+    log = MemoryLog("shard")
+    leader = await Leader.of(log)
+    await leader.append()
+    token = OwnershipToken(77, 1, "7" * 32, 3)
+    impossible = ev.Completed(sequence_number=leader.position.sequence + 1, timestamp=1, ownership=token)
+    await leader.append(leader.frame_of([impossible]))
+    with pytest.raises(LogDamaged) as refused:
+        await Shard.open(log)
+    assert refused.value.details["sequence"] == impossible.sequence_number
+    assert "Completed" in refused.value.message

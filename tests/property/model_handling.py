@@ -37,9 +37,9 @@ class Model(WorkModel):
 
     # -- drain and restore ---------------------------------------------------------------------
 
-    def drain(self, count: int, now: int) -> tuple[list[Record], int]:
-        """Ready items by id, then delayed ones by their time; they take their history along."""
-        ready = sorted(self.having("ready"), key=lambda item: item["sequence_id"])
+    def drain(self, count: int, now: int, listed: list[int]) -> tuple[list[Record], int]:
+        """Ready items as they are listed, then delayed ones by their time; they take their history along."""
+        ready = sorted(self.having("ready"), key=lambda item: listed.index(item["sequence_id"]))
         delayed = sorted(self.having("delayed"), key=lambda item: (item["not_before"], item["sequence_id"]))
         page = (ready + delayed)[:count]
         for item in page:

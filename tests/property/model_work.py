@@ -12,9 +12,12 @@ class WorkModel(ModelBase):
         return min(int(self.options["heartbeat_interval_ms"]), duration // 3)
 
     def grant(
-        self, who: Who, count: int, duration: int | None, request: str | None, now: int
+        self, who: Who, count: int, duration: int | None, request: str | None, now: int, turns: list[int]
     ) -> tuple[bool, list[Record]]:
-        """The leases this call gets, and whether they are new: those still want a lease id and a fence."""
+        """The leases this call gets, and whether they are new: those still want a lease id and a fence.
+
+        `turns` is the order in which the shard would take all ready items.
+        """
         if duration is not None and not 1 <= duration <= self.options["max_lease_duration_ms"]:
             raise Refused("resourcelease.leaseDurationMs.invalid")
         scope = None if request is None else (who[0], None if who[0] is not None else who[1], request)
@@ -26,7 +29,8 @@ class WorkModel(ModelBase):
             ]
             if held:
                 return False, sorted(held, key=lambda lease: lease["token"][3])
-        ready = sorted(self.having("ready"), key=lambda item: item["sequence_id"])
+        ready = sorted(self.having("ready"), key=lambda item: turns.index(item["sequence_id"]))
+        assert len(ready) == len(turns)
         duration = self.options["lease_duration_ms"] if duration is None else duration
         return True, [self._lease(item, who, duration, scope, now) for item in ready[:count]]
 

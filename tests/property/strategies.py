@@ -52,6 +52,7 @@ OPTIONS = st.builds(
     request_id_max=st.sampled_from([50, 50, 3, 1, 0]),
     request_id_retention_ms=st.sampled_from([0, 1_000]),
     request_id_retention_max_ms=st.sampled_from([1_000, 5_000, 60_000]),
+    high_watermark=st.just(1_000_000),
 )
 
 STEPS_MS = st.sampled_from([1, 0, 50, 100, 299, 300, 301, 500, 899, 900, 1_000, 3_000, 5_000, 20_000, 60_000])

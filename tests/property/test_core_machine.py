@@ -62,7 +62,8 @@ class CoreMachine(WorkRules):
     @precondition(has_pending)
     @rule(count=st.integers(1, 6))
     def drain(self, count: int) -> None:
-        done = self.command(cmd.DrainItems(count), lambda: self.model.drain(count, self.now))
+        listed = [item.sequence_id for item in self.state.ready]
+        done = self.command(cmd.DrainItems(count), lambda: self.model.drain(count, self.now, listed))
         assert done is not None
         answer, (page, remaining) = done
         assert answer.remaining_count == remaining

@@ -14,7 +14,7 @@ PAYLOAD = payload()
 
 
 def item(sequence_id: int, stamp: int) -> Item:
-    return Item(sequence_id, PAYLOAD, READY, stamp, 1, 5, 1, None, 0, None, 0, None)
+    return Item(sequence_id, PAYLOAD, READY, stamp, 1, 5, 1, None, 0, None, 0, None, sequence_id)
 
 
 class Sorted:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from omnirelay.core.events import RestoredItem
+from omnirelay.core.pauses import Pause
 from omnirelay.core.payload import ErrorInfo, OwnershipToken, Payload
 
 
@@ -85,6 +88,12 @@ class RestoreAnswer(msgspec.Struct, frozen=True):
     duplicate_count: int
 
 
+class PauseAnswer(msgspec.Struct, frozen=True):
+    """Everything that is paused after the call."""
+
+    pauses: list[Pause]
+
+
 class CountAnswer(msgspec.Struct, frozen=True):
     """How many dead letters one step of a redrive or purge took, and where the next step goes on."""
 
@@ -128,6 +137,41 @@ class Page(msgspec.Struct, frozen=True):
     total: int
 
 
+class Gate(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason why an item is not the next grant. Undoing every gate that is named makes it the next."""
+
+    gate: Literal["delay", "pause", "key", "limit", "tenantShare", "priority", "position", "leased", "ended"]
+    message: str
+    until: int | None = None
+    held_by: int | None = None
+    """The item that is in the way."""
+    owner_peer_id: str | None = None
+    used: int | None = None
+    max: int | None = None
+    ahead: int | None = None
+    reason: str | None = None
+    principal: str | None = None
+
+
+class WhyAnswer(msgspec.Struct, frozen=True):
+    sequence_id: int
+    state: str
+    gates: list[Gate]
+    """Empty: the item is next."""
+
+
+class BackpressureSignal(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether intake is closed because much is pending, and since when."""
+
+    active: bool
+    pending: int
+    high_watermark: int
+    low_watermark: int
+    since: int | None = None
+    """When it last changed; None when it never has."""
+    shard: str = ""
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     pending_count: int
     ready_count: int
@@ -139,3 +183,5 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     live_bytes: int
     last_sequence: int
     generation: int
+    backpressure: BackpressureSignal
+    pauses: list[Pause]

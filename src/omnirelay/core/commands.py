@@ -36,6 +36,9 @@ class GrantLeases(msgspec.Struct, gc=False):
     items_max: int = 1
     lease_duration_ms: int | None = None
     request_id: str | None = None
+    resource_types: tuple[str, ...] | None = None
+    """Globs; only items of these types. None: any."""
+    tenants: tuple[str, ...] | None = None
 
 
 class ExtendLease(msgspec.Struct, gc=False):
@@ -88,6 +91,25 @@ class CancelItem(msgspec.Struct, gc=False):
 
 class DrainItems(msgspec.Struct, gc=False):
     items_max: int = 10_000
+    caller: Caller = ANONYMOUS
+    pause_intake: bool = False
+    """Pause the whole shard first, intake too, so that nothing comes after what is drained."""
+
+
+class PauseScope(msgspec.Struct, gc=False):
+    """Stop granting from a resource type, a tenant, or with neither the whole shard. Replaces a pause of that scope."""
+
+    resource_type: str | None = None
+    tenant: str | None = None
+    intake: bool = False
+    reason: str | None = None
+    until_ms: int | None = None
+    caller: Caller = ANONYMOUS
+
+
+class ResumeScope(msgspec.Struct, gc=False):
+    resource_type: str | None = None
+    tenant: str | None = None
     caller: Caller = ANONYMOUS
 
 
@@ -144,6 +166,10 @@ class AdvanceTime(msgspec.Struct, gc=False):
     """Write down that time went by: delays end, memories run out, and a restart knows we lived."""
 
 
+class SignalBackpressure(msgspec.Struct, gc=False):
+    """Write down that backpressure begins or ends, when it is time."""
+
+
 class EnforceCaps(msgspec.Struct, gc=False):
     """Forget the oldest results and dead letters beyond their caps."""
 
@@ -175,8 +201,11 @@ Command: TypeAlias = (
     | RedriveItems
     | PurgeItems
     | ChangeOptions
+    | PauseScope
+    | ResumeScope
     | ExpireLeases
     | AdvanceTime
+    | SignalBackpressure
     | EnforceCaps
     | ElectLeader
     | StartGeneration

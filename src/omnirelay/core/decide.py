@@ -33,6 +33,7 @@ from omnirelay.core.rules.grant import (
     check_grant,
     decide_next_grant,
     describe_grant,
+    filter_of,
     grant_key,
     heartbeat_interval,
     repeated_grants,
@@ -45,6 +46,7 @@ from omnirelay.core.rules.handling import (
     decide_redrive,
     decide_restore,
 )
+from omnirelay.core.rules.pausing import decide_backpressure, decide_pause, decide_resume
 from omnirelay.core.rules.upkeep import (
     decide_caps,
     decide_generation,
@@ -103,10 +105,11 @@ def apply_grants(
     key = grant_key(caller, command.request_id)
     duration_ms = command.lease_duration_ms or state.options.lease_duration_ms
     heartbeat_after_ms = heartbeat_interval(state.options, duration_ms)
+    only = filter_of(command)
     for _ in range(command.items_max):
-        if not state.ready.live:
+        if not state.schedule.offering:
             break
-        event = decide_next_grant(state, caller, duration_ms, key, now_ms, ids())
+        event = decide_next_grant(state, caller, duration_ms, key, now_ms, ids(), only)
         if event is None:
             break
         evolve_granted(state, event)
@@ -165,6 +168,8 @@ _DECIDING: Final[dict[type[Any], Callable[[State, Any, int], tuple[list[ev.Event
     cmd.RedriveItems: decide_redrive,
     cmd.PurgeItems: decide_purge,
     cmd.ChangeOptions: decide_options,
+    cmd.PauseScope: decide_pause,
+    cmd.ResumeScope: decide_resume,
 }
 """What callers ask for besides the lease cycle; all of it bears a caller."""
 
@@ -173,6 +178,7 @@ _UPKEEP: Final[dict[type[Any], Callable[[State, Any, int], tuple[list[ev.Event],
     cmd.ExpireLeases: decide_expire,
     cmd.AdvanceTime: decide_time,
     cmd.EnforceCaps: decide_caps,
+    cmd.SignalBackpressure: decide_backpressure,
     cmd.ElectLeader: decide_leader,
     cmd.StartGeneration: decide_generation,
 }

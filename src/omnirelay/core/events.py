@@ -3,8 +3,6 @@
 Stored as JSON objects tagged `eventType`. The names and numbers 1-7 are older than this
 implementation and are never renumbered. Instants are integer milliseconds in the log; readers
 outside get ISO-8601. `schemaVersion` is left out while it is 1.
-
-Numbers 13-15 are kept free for pause, resume and backpressure.
 """
 
 from __future__ import annotations
@@ -65,6 +63,8 @@ class LeaseGranted(_Event):
     peer_id: str = ""
     principal: str | None = None
     request_key: str | None = None
+    guard: bool = False
+    """The starvation guard chose it, although another class came first."""
 
 
 class Heartbeat(_Event):
@@ -120,6 +120,10 @@ class RestoredItem(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=T
     parent_sequence_id: int | None = None
     request_key: bytes | None = None
     payload_digest: bytes | None = None
+    attempt_floor: int = 0
+    """Attempts made before it was last redriven."""
+    undelivered: int = 0
+    """Leases that ran out without any sign of life."""
 
 
 class RestoreSnapshot(_Event):
@@ -163,6 +167,32 @@ class Cancelled(_Event):
     sequence_id: int
     reason: str | None = None
     principal: str | None = None
+
+
+class Paused(_Event):
+    """A resource type, a tenant, or with neither the whole shard, grants nothing until it is resumed or `until`."""
+
+    resource_type: str | None = None
+    tenant: str | None = None
+    intake: bool = False
+    reason: str | None = None
+    until: int | None = None
+    principal: str | None = None
+
+
+class Resumed(_Event):
+    resource_type: str | None = None
+    tenant: str | None = None
+    principal: str | None = None
+
+
+class BackpressureChanged(_Event):
+    """Intake closed because much is pending, or opened again."""
+
+    active: bool
+    pending: int
+    high_watermark: int
+    low_watermark: int
 
 
 class LeaderElected(_Event):
@@ -224,6 +254,9 @@ Event: TypeAlias = (
     | Redriven
     | Released
     | Cancelled
+    | Paused
+    | Resumed
+    | BackpressureChanged
     | LeaderElected
     | CancelRequested
     | DeadLetterEdited
@@ -246,6 +279,9 @@ EVENT_NUMBERS: Final[dict[str, int]] = {
     "Redriven": 10,
     "Released": 11,
     "Cancelled": 12,
+    "Paused": 13,
+    "Resumed": 14,
+    "BackpressureChanged": 15,
     "LeaderElected": 16,
     "CancelRequested": 17,
     "DeadLetterEdited": 18,

@@ -30,7 +30,9 @@ from omnirelay.core.items import (
     size_of,
 )
 from omnirelay.core.ordered import OrderedQueue
+from omnirelay.core.pauses import Pause, scope_name
 from omnirelay.core.payload import ErrorInfo
+from omnirelay.core.schedule import Schedule
 from omnirelay.core.state import RequestRecord, State
 
 FORGET_MAX: Final = 10_000
@@ -84,6 +86,7 @@ def evolve_enqueue(state: State, event: ev.Enqueue) -> None:
         not_before,
         size,
         key,
+        sequence_id,
     )
     state.items[sequence_id] = item
     state.next_sequence_id = sequence_id + 1
@@ -93,13 +96,15 @@ def evolve_enqueue(state: State, event: ev.Enqueue) -> None:
     if key is not None:
         _remember_request(state, key, sequence_id, event.payload_digest or b"")
     if not_before is None:
-        state.ready.push(sequence_id, item)
+        state.ready.enter(item)
     else:
         item.state = DELAYED
         state.delayed.push(not_before, item)
+    state.schedule.admit(item, event.timestamp)
 
 
 def _evolve_restored(state: State, event: ev.RestoreSnapshot) -> None:
+    items: list[Item] = []
     for restored in event.items:
         intern_strings(restored.payload)
         item = Item(
@@ -115,21 +120,24 @@ def _evolve_restored(state: State, event: ev.RestoreSnapshot) -> None:
             None,
             size_of(restored.payload),
             restored.request_key,
+            restored.sequence_id,
         )
         state.items[restored.sequence_id] = item
         if restored.sequence_id >= state.next_sequence_id:
             state.next_sequence_id = restored.sequence_id + 1
         state.live_bytes += item.size
         limit = restored.max_attempts or state.options.max_delivery_attempts
-        beyond = restored.attempt > limit
+        beyond = restored.attempt - restored.attempt_floor > limit
         progress = bytes(restored.progress) or None
-        if restored.last_error or restored.last_ownership_token or progress or beyond:
+        kept = restored.attempt_floor or restored.undelivered
+        if restored.last_error or restored.last_ownership_token or progress or beyond or kept:
             trail = item.with_trail()
             trail.last_error = restored.last_error
             trail.last_token = restored.last_ownership_token
             trail.progress = progress
-            # It was redriven where it came from: its earlier attempts no longer count.
-            trail.attempt_floor = restored.attempt - 1 if beyond else 0
+            trail.undelivered = restored.undelivered
+            # Beyond the limit without saying why: it was redriven where it came from, so earlier attempts do not count.
+            trail.attempt_floor = restored.attempt_floor or (restored.attempt - 1 if beyond else 0)
         if restored.parent_sequence_id is not None:
             item.with_trail().parent = restored.parent_sequence_id
         if restored.request_key is not None:
@@ -140,6 +148,8 @@ def _evolve_restored(state: State, event: ev.RestoreSnapshot) -> None:
                 restored.payload_digest or b"",
             )
         _back_to_pending(state, item, restored.not_before, event.sequence_number)
+        items.append(item)
+    state.schedule.admit_all(items, event.timestamp)
 
 
 # -- leases ------------------------------------------------------------------------------------
@@ -154,7 +164,8 @@ def evolve_granted(state: State, event: ev.LeaseGranted) -> None:
     item.state = LEASED
     item.stamp = event.sequence_number
     item.lease = Lease(token, event.peer_id, event.principal, granted_at, deadline, deadline - granted_at, request_key)
-    state.ready.left(item)
+    state.ready.left()
+    state.schedule.granted(item, event.guard, granted_at)
     state.leased.push(deadline, item)
     if request_key is not None:
         state.grants.setdefault(request_key, {})[token.sequence_id] = item
@@ -185,6 +196,8 @@ def evolve_completed(state: State, event: ev.Completed) -> None:
         trail.result = event.result
         trail.result_encoding = event.result_encoding
     _finish(state, item, COMPLETED, now_ms)
+    if state.schedule.gated:
+        state.schedule.freed(item, now_ms)
 
 
 def _evolve_failed(state: State, event: ev.Failed) -> None:
@@ -193,7 +206,7 @@ def _evolve_failed(state: State, event: ev.Failed) -> None:
     item.with_trail().last_error = event.error
     if event.next_attempt is not None:
         item.attempt = event.next_attempt
-    _back_to_pending(state, item, event.not_before, event.sequence_number)
+    _come_back(state, item, event.not_before, event)
     lease.answer_state = item.state
     lease.answer_not_before = event.not_before
 
@@ -201,7 +214,7 @@ def _evolve_failed(state: State, event: ev.Failed) -> None:
 def _evolve_released(state: State, event: ev.Released) -> None:
     item = state.items[event.ownership.sequence_id]
     lease = _end_lease(state, item, event.timestamp, event.sequence_number, RELEASE)
-    _back_to_pending(state, item, event.not_before, event.sequence_number)
+    _come_back(state, item, event.not_before, event)
     lease.answer_state = item.state
     lease.answer_not_before = event.not_before
 
@@ -215,7 +228,7 @@ def _evolve_expired(state: State, event: ev.Expired) -> None:
         trail.undelivered += 1
     if event.next_attempt is not None:
         item.attempt = event.next_attempt
-    _back_to_pending(state, item, event.not_before, event.sequence_number)
+    _come_back(state, item, event.not_before, event)
 
 
 def _lease_of(item: Item) -> Lease:
@@ -232,6 +245,8 @@ def _end_lease(state: State, item: Item, now_ms: int, stamp: int, verb: int) -> 
     item.lease = None
     item.stamp = stamp
     state.leased.left(item)
+    if state.schedule.gated:
+        state.schedule.release(item)
     if lease.request_key is not None:
         _forget_grant(state, item, lease)
     if verb != COMPLETE:
@@ -262,10 +277,18 @@ def _back_to_pending(state: State, item: Item, not_before: int | None, stamp: in
     item.not_before = not_before
     if not_before is None:
         item.state = READY
-        state.ready.push(item.sequence_id, item)
+        state.ready.enter(item)
     else:
         item.state = DELAYED
         state.delayed.push(not_before, item)
+
+
+def _come_back(state: State, item: Item, not_before: int | None, event: ev.Failed | ev.Released | ev.Expired) -> None:
+    """The lease has ended and the item is pending again."""
+    _back_to_pending(state, item, not_before, event.sequence_number)
+    state.schedule.admit(item, event.timestamp)
+    if state.schedule.gated:
+        state.schedule.freed(item, event.timestamp)
 
 
 # -- ends --------------------------------------------------------------------------------------
@@ -291,7 +314,7 @@ def _evolve_dead_lettered(state: State, event: ev.DeadLettered) -> None:
     if trail.last_error is None:
         trail.last_error = event.error
     # The event before this one (Failed or Expired) put the item back to pending.
-    _leave_pending(state, item, event.sequence_number)
+    _leave_pending(state, item, event)
     lease = state.ended_order[-1] if state.ended_order else None
     if lease is not None and lease.token.sequence_id == item.sequence_id and lease.verb == FAIL:
         lease.answer_state = DEAD
@@ -305,10 +328,11 @@ def _evolve_dead_lettered(state: State, event: ev.DeadLettered) -> None:
 
 def _evolve_cancelled(state: State, event: ev.Cancelled) -> None:
     item = state.items[event.sequence_id]
-    if item.lease is not None:
+    leased = item.lease is not None
+    if leased:
         _end_lease(state, item, event.timestamp, event.sequence_number, LOST)
     else:
-        _leave_pending(state, item, event.sequence_number)
+        _leave_pending(state, item, event)
         lease = state.ended_order[-1] if state.ended_order else None
         if (
             lease is not None
@@ -323,12 +347,17 @@ def _evolve_cancelled(state: State, event: ev.Cancelled) -> None:
     if event.reason is not None:
         item.with_trail().cancel_reason = event.reason
     _finish(state, item, CANCELLED, event.timestamp)
+    if leased and state.schedule.gated:
+        state.schedule.freed(item, event.timestamp)
 
 
-def _leave_pending(state: State, item: Item, stamp: int) -> None:
-    queue: OrderedQueue = state.ready if item.state == READY else state.delayed
-    item.stamp = stamp
-    queue.left(item)
+def _leave_pending(state: State, item: Item, event: ev.DeadLettered | ev.Cancelled | ev.DrainSnapshot) -> None:
+    item.stamp = event.sequence_number
+    if item.state == READY:
+        state.ready.left()
+    else:
+        state.delayed.left(item)
+    state.schedule.withdraw(item, event.timestamp)
 
 
 def _evolve_cancel_requested(state: State, event: ev.CancelRequested) -> None:
@@ -340,7 +369,8 @@ def _evolve_cancel_requested(state: State, event: ev.CancelRequested) -> None:
 def _evolve_drained(state: State, event: ev.DrainSnapshot) -> None:
     for sequence_id in event.sequence_ids:
         item = state.items.pop(sequence_id)
-        _leave_pending(state, item, event.sequence_number)
+        _leave_pending(state, item, event)
+        item.state = CANCELLED  # Whatever still has hold of it must not take it for a ready one.
         state.live_bytes -= item.size
         if item.request_key is not None:
             _end_request(state, item, event.timestamp)
@@ -350,6 +380,7 @@ def _evolve_drained(state: State, event: ev.DrainSnapshot) -> None:
 
 
 def _evolve_redriven(state: State, event: ev.Redriven) -> None:
+    items: list[Item] = []
     for index, sequence_id in enumerate(event.sequence_ids):
         item = state.items[sequence_id]
         state.dead.remove(item)
@@ -362,6 +393,12 @@ def _evolve_redriven(state: State, event: ev.Redriven) -> None:
         state.live_bytes += item.size
         not_before = None if event.not_before is None else event.not_before[index]
         _back_to_pending(state, item, not_before, event.sequence_number)
+        if state.options.ordering == "fifo":
+            # To the tail: it takes a place as if it had come now, before whatever comes next.
+            item.order = state.next_sequence_id
+            state.next_sequence_id += 1
+        items.append(item)
+    state.schedule.admit_all(items, event.timestamp)
 
 
 def _evolve_edited(state: State, event: ev.DeadLetterEdited) -> None:
@@ -431,12 +468,18 @@ def _settle_requests(state: State) -> None:
 
 def _evolve_time(state: State, event: ev.TimeAdvanced) -> None:
     now_ms = event.timestamp
-    for item in state.delayed.up_to(now_ms, FORGET_MAX):
+    due = state.delayed.up_to(now_ms, FORGET_MAX)
+    for item in due:
         item.stamp = event.sequence_number
         state.delayed.left(item)
         item.state = READY
         item.not_before = None
-        state.ready.push(item.sequence_id, item)
+        state.ready.enter(item)
+    if due:
+        state.schedule.admit_all(due, now_ms, were_delayed=True)
+    for pause in list(state.pauses.values()):
+        if pause.until is not None and pause.until <= now_ms:
+            _end_pause(state, pause.resource_type, pause.tenant, now_ms)
     options = state.options
     finished = state.finished
     for _ in range(FORGET_MAX):
@@ -470,10 +513,53 @@ def _evolve_leader(state: State, event: ev.LeaderElected) -> None:
         state.leased.push(lease.deadline, item)
 
 
+def _evolve_paused(state: State, event: ev.Paused) -> None:
+    pause = Pause(
+        resource_type=event.resource_type,
+        tenant=event.tenant,
+        intake=event.intake,
+        reason=event.reason,
+        principal=event.principal,
+        since=event.timestamp,
+        until=event.until,
+    )
+    if pause.scope not in state.pauses:
+        state.schedule.pause(event.resource_type, event.tenant, event.timestamp)
+    state.pauses[pause.scope] = pause
+
+
+def _evolve_resumed(state: State, event: ev.Resumed) -> None:
+    _end_pause(state, event.resource_type, event.tenant, event.timestamp)
+
+
+def _end_pause(state: State, resource_type: str | None, tenant: str | None, now_ms: int) -> None:
+    del state.pauses[scope_name(resource_type, tenant)]
+    state.schedule.resume(resource_type, tenant, now_ms)
+
+
+def _evolve_backpressure(state: State, event: ev.BackpressureChanged) -> None:
+    state.backpressure = event.active
+    state.backpressure_at = event.timestamp
+
+
 def _evolve_options(state: State, event: ev.OptionsChanged) -> None:
+    gates = state.options.gates()
     state.options = event.options
+    if event.options.gates() != gates:
+        _reschedule(state, event.timestamp)
     while len(state.ended_order) > event.options.ended_lease_max:
         del state.ended[state.ended_order.popleft().token.lease_id]
+
+
+def _reschedule(state: State, now_ms: int) -> None:
+    """The rules of who is next have changed: everybody starts over under the new ones."""
+    schedule = Schedule(state.options)
+    schedule.grants = state.schedule.grants
+    schedule.load_pauses(state.pauses.values())
+    schedule.load(item for item in state.items.values() if item.state <= LEASED)
+    for level in schedule.levels:
+        level.waiting_since = now_ms
+    state.schedule = schedule
 
 
 def _evolve_generation(state: State, event: ev.GenerationStarted) -> None:
@@ -494,6 +580,9 @@ _EVOLVE: Final[dict[type[Any], Callable[[State, Any], None]]] = {
     ev.Redriven: _evolve_redriven,
     ev.Released: _evolve_released,
     ev.Cancelled: _evolve_cancelled,
+    ev.Paused: _evolve_paused,
+    ev.Resumed: _evolve_resumed,
+    ev.BackpressureChanged: _evolve_backpressure,
     ev.LeaderElected: _evolve_leader,
     ev.CancelRequested: _evolve_cancel_requested,
     ev.DeadLetterEdited: _evolve_edited,

@@ -74,6 +74,15 @@ def check_name(field: str, text: str | None, length_max: int = NAME_MAX) -> None
         refuse(field, "must not be blank")
 
 
+def check_names(field: str, names: Sequence[str], count_max: int) -> None:
+    """A list of names, none of them blank; the empty name stands for "none"."""
+    if not isinstance(names, (tuple, list)) or len(names) > count_max:
+        refuse(field, f"must be a list of at most {count_max} names")
+    for name in names:
+        if not is_clean(name):
+            refuse(field, f"must be names of at most {NAME_MAX} characters without control characters")
+
+
 def check_required_number(field: str, value: int, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
         refuse(field, f"must be a whole number from {low} to {high}")

@@ -92,6 +92,8 @@ class Item(msgspec.Struct, array_like=True, eq=False, gc=False):
     not_before: int | None
     size: int
     request_key: bytes | None
+    order: int
+    """Its place among others: its sequence id, or a later one when it was redriven to the tail of a queue."""
     lease: Lease | None = None
     trail: Trail | None = None
     ended_at: int = 0

@@ -51,6 +51,16 @@ class OrderedQueue:
         if len(run) + len(self._heap) != live:
             self._settle(live)
 
+    def take_first(self) -> None:
+        """Take the first item out although its stamp stays the same."""
+        run, heap = self._run, self._heap
+        if run and not (heap and heap[0] < run[0]):
+            run.popleft()
+        else:
+            heappop(heap)
+        self.live -= 1
+        self._settle(self.live)
+
     def _settle(self, live: int) -> None:
         """There are stale entries: take them off the heads, and clean up when they outnumber the live ones."""
         run = self._run

@@ -25,6 +25,8 @@ from omnirelay.core.items import (
     intern_strings,
 )
 from omnirelay.core.options import QueueOptions
+from omnirelay.core.pauses import Pause
+from omnirelay.core.schedule import CLASSES, Level, Schedule
 from omnirelay.core.state import RequestRecord, State
 from omnirelay.errors import LogDamaged
 
@@ -42,6 +44,10 @@ class Header(msgspec.Struct, array_like=True, kw_only=True):
     items: int
     ended_leases: int
     requests: int
+    pauses: list[Pause]
+    backpressure: bool
+    backpressure_at: int | None
+    grants: int
 
 
 class _RequestRow(msgspec.Struct, array_like=True, gc=False):
@@ -65,9 +71,32 @@ class _RequestChunk(msgspec.Struct, array_like=True, tag="requests"):
     records: list[_RequestRow]
 
 
+class _LevelRow(msgspec.Struct, array_like=True):
+    """How far one class has come, and the members that take turns in it."""
+
+    waiting_since: int
+    guarded_at: int
+    floor: int
+    shares: list[_ShareRow]
+
+
+class _ShareRow(msgspec.Struct, array_like=True):
+    resource_type: str
+    time: int
+    floor: int
+    lanes: list[tuple[str, int]]
+    """Tenants and their times."""
+
+
+class _ScheduleChunk(msgspec.Struct, array_like=True, tag="schedule"):
+    """One record per class. Who stands where follows from the items, whose turn it is does not."""
+
+    records: list[_LevelRow]
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(Header).decode
-_decode_chunk = msgspec.msgpack.Decoder(_ItemChunk | _EndedChunk | _RequestChunk).decode
+_decode_chunk = msgspec.msgpack.Decoder(_ItemChunk | _EndedChunk | _RequestChunk | _ScheduleChunk).decode
 
 
 def digest(state: State) -> str:
@@ -93,11 +122,16 @@ def dump(state: State) -> tuple[bytes, Iterator[bytes]]:
         items=len(state.items),
         ended_leases=len(state.ended_order),
         requests=len(state.requests),
+        pauses=[state.pauses[scope] for scope in sorted(state.pauses)],
+        backpressure=state.backpressure,
+        backpressure_at=state.backpressure_at,
+        grants=state.schedule.grants,
     )
     return _encode(header), _dump_chunks(state)
 
 
 def _dump_chunks(state: State) -> Iterator[bytes]:
+    yield _encode(_ScheduleChunk([_level_row(level) for level in state.schedule.levels]))
     items = state.items
     for ids in _sliced(sorted(items)):
         yield _encode(_ItemChunk([items[sequence_id] for sequence_id in ids]))
@@ -111,6 +145,19 @@ def _dump_chunks(state: State) -> Iterator[bytes]:
         yield _encode(
             _RequestChunk([_RequestRow(key, row.sequence_id, row.payload_digest, row.ended_at) for key, row in rows])
         )
+
+
+def _level_row(level: Level) -> _LevelRow:
+    shares = [
+        _ShareRow(
+            share.name,
+            share.time,
+            share.turns.floor,
+            [(lane.name, lane.time) for _, lane in sorted(share.lanes.items())],
+        )
+        for _, share in sorted(level.shares.items())
+    ]
+    return _LevelRow(level.waiting_since, level.guarded_at, level.turns.floor, shares)
 
 
 def _sliced(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -128,11 +175,16 @@ def load(header: bytes, chunks: Iterable[bytes]) -> State:
         if head.version != SNAPSHOT_VERSION:
             raise LogDamaged(f"snapshot version {head.version} is not known", version=head.version)
         state = State(head.options)
+        _load_pauses(state, head)
         items: list[Item] = []
+        levels = 0
         for chunk in chunks:
             decoded = _decode_chunk(chunk)
             if isinstance(decoded, _ItemChunk):
                 items += decoded.records
+            elif isinstance(decoded, _ScheduleChunk):
+                levels += len(decoded.records)
+                _load_schedule(state.schedule, decoded.records)
             elif isinstance(decoded, _EndedChunk):
                 _load_ended(state, decoded.records)
             else:
@@ -144,8 +196,8 @@ def load(header: bytes, chunks: Iterable[bytes]) -> State:
     state.generation = head.generation
     state.next_sequence_id = head.next_sequence_id
     _load_items(state, items)
-    found = (len(state.items), len(state.ended_order), len(state.requests))
-    if found != (head.items, head.ended_leases, head.requests):
+    found = (len(state.items), len(state.ended_order), len(state.requests), levels)
+    if found != (head.items, head.ended_leases, head.requests, CLASSES):
         raise LogDamaged(f"the snapshot holds {found} records, its header says otherwise")
     return state
 
@@ -158,8 +210,9 @@ def _load_items(state: State, items: list[Item]) -> None:
         by_state[item.state].append(item)
         if item.state <= LEASED:
             state.live_bytes += item.size
-    for item in by_state[READY]:
-        state.ready.push(item.sequence_id, item)
+    # Listings go by when items became ready, which is when their stamp was made; one event may have made many.
+    for item in sorted(by_state[READY], key=lambda item: (item.stamp, item.sequence_id)):
+        state.ready.enter(item)
     for item in sorted(by_state[DELAYED], key=lambda item: (item.not_before, item.sequence_id)):
         assert item.not_before is not None
         state.delayed.push(item.not_before, item)
@@ -169,11 +222,33 @@ def _load_items(state: State, items: list[Item]) -> None:
     for _, item in sorted(leased, key=lambda pair: _fence(pair[1])):
         if item.lease is not None and item.lease.request_key is not None:
             state.grants.setdefault(item.lease.request_key, {})[item.sequence_id] = item
+    state.schedule.load(by_state[READY] + by_state[DELAYED] + by_state[LEASED])
     for item in sorted(by_state[DEAD], key=lambda item: item.stamp):
         state.dead.add(item)
     for item in sorted(by_state[COMPLETED] + by_state[CANCELLED], key=lambda item: item.stamp):
         state.finished.append(item)
         state.finished_bytes += item.size
+
+
+def _load_pauses(state: State, head: Header) -> None:
+    state.backpressure = head.backpressure
+    state.backpressure_at = head.backpressure_at
+    state.schedule.grants = head.grants
+    state.pauses = {pause.scope: pause for pause in head.pauses}
+    state.schedule.load_pauses(head.pauses)
+
+
+def _load_schedule(schedule: Schedule, rows: list[_LevelRow]) -> None:
+    for level, row in zip(schedule.levels, rows, strict=False):
+        level.waiting_since = row.waiting_since
+        level.guarded_at = row.guarded_at
+        level.turns.floor = row.floor
+        for share_row in row.shares:
+            share = schedule.new_share(level.number, share_row.resource_type)
+            share.time = share_row.time
+            share.turns.floor = share_row.floor
+            for tenant, time in share_row.lanes:
+                schedule.new_lane(share, tenant).time = time
 
 
 def _fence(item: Item) -> int:

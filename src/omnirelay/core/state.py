@@ -3,7 +3,8 @@
 Only `evolve` writes here. Everything is indexed so that no rule looks at more than it changes:
 
     items      every item the shard knows, by sequence id
-    ready      those that can be granted, by sequence id
+    ready      those that can be granted, in the order they became ready, for listings
+    schedule   the same ones, in the order they will be granted
     delayed    those that wait for a time, by that time
     leased     those that are owned, by deadline
     finished   completed and cancelled ones, in the order they ended, until their memory runs out
@@ -11,6 +12,7 @@ Only `evolve` writes here. Everything is indexed so that no rule looks at more t
     ended      leases that are over, for repeated acknowledgements
     requests   request ids of enqueues, for repeated enqueues
     grants     live leases by the request id of the lease call, for repeated lease calls
+    pauses     what grants nothing for now, by scope
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ import msgspec
 from omnirelay.core.items import Item, Lease
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.ordered import OrderedQueue
+from omnirelay.core.pauses import Pause
+from omnirelay.core.roster import Roster
+from omnirelay.core.schedule import Schedule
 
 
 class RequestRecord(msgspec.Struct, gc=False):
@@ -72,6 +77,8 @@ class State:
     """See the module. `sequence` is the number of the last event, `time` its timestamp."""
 
     __slots__ = (
+        "backpressure",
+        "backpressure_at",
         "dead",
         "delayed",
         "ended",
@@ -85,9 +92,11 @@ class State:
         "live_bytes",
         "next_sequence_id",
         "options",
+        "pauses",
         "ready",
         "requests",
         "requests_ended",
+        "schedule",
         "sequence",
         "time",
     )
@@ -99,7 +108,8 @@ class State:
         self.generation = 1
         self.next_sequence_id = 1
         self.items: dict[int, Item] = {}
-        self.ready = OrderedQueue()
+        self.ready = Roster()
+        self.schedule = Schedule(self.options)
         self.delayed = OrderedQueue()
         self.leased = OrderedQueue()
         self.live_bytes = 0
@@ -112,6 +122,10 @@ class State:
         self.requests_ended: deque[tuple[bytes, RequestRecord]] = deque()
         """Oldest first; stands only while the key still has this very record."""
         self.grants: dict[str, dict[int, Item]] = {}
+        self.pauses: dict[str, Pause] = {}
+        self.backpressure = False
+        self.backpressure_at: int | None = None
+        """When it last changed."""
 
     @property
     def pending_count(self) -> int:
@@ -132,7 +146,20 @@ class State:
             due.append(self.ended_order[0].ended_at + options.ended_lease_retention_ms)
         if self.requests_ended:
             due.append(self.requests_ended[0][1].ended_at + options.request_id_retention_max_ms)
+        due += [pause.until for pause in self.pauses.values()]
+        due.append(self.backpressure_due())
         return min((moment for moment in due if moment is not None), default=None)
+
+    def backpressure_due(self) -> int | None:
+        """When backpressure has to change, given what is pending now; None when it is right as it is."""
+        options = self.options
+        if self.backpressure:
+            wanted = self.pending_count <= options.low_mark
+        else:
+            wanted = self.pending_count >= options.high_mark
+        if not wanted:
+            return None
+        return 0 if self.backpressure_at is None else self.backpressure_at + options.backpressure_cooldown_ms
 
     def time_has_work(self, now_ms: int) -> bool:
         """Whether an AdvanceTime command would change anything (expiries are a command of their own)."""
@@ -144,6 +171,9 @@ class State:
             return True
         if self.ended_order and self.ended_order[0].ended_at + options.ended_lease_retention_ms <= now_ms:
             return True
+        for pause in self.pauses.values():
+            if pause.until is not None and pause.until <= now_ms:
+                return True
         if not self.requests_ended:
             return False
         return self.requests_ended[0][1].ended_at + options.request_id_retention_max_ms <= now_ms

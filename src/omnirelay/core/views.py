@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from omnirelay.core.answers import ItemView, Page, Stats
+from omnirelay.core.answers import BackpressureSignal, ItemView, Page, Stats
 from omnirelay.core.intake import check_required_number, refuse, request_key
 from omnirelay.core.items import COMPLETED, DEAD, DELAYED, LEASED, READY, STATE_NAMES, Item, Trail
 from omnirelay.core.payload import Caller
@@ -94,9 +94,15 @@ def dead_letters(
 
 
 def peek(
-    state: State, *, state_name: str = "ready", resource_type: str | None = None, after: int = 0, items_max: int = 100
+    state: State,
+    *,
+    state_name: str = "ready",
+    resource_type: str | None = None,
+    tenant: str | None = None,
+    after: int = 0,
+    items_max: int = 100,
 ) -> Page:
-    """A page of items in one state, in the order the shard itself would take them; leased ones by deadline.
+    """A page of items in one state: ready ones as they became so, delayed ones by their time, leased ones by deadline.
 
     Meant for people and dashboards: `after` counts the items passed over, so a page may repeat or miss an item that
     moved meanwhile. Dead letters are listed exactly, see `dead_letters`. A page may be short and still have a `next`.
@@ -108,18 +114,28 @@ def peek(
     wanted = STATE_NAMES.index(state_name)
     if wanted == DEAD:
         return dead_letters(state, resource_type=resource_type, after=after, items_max=items_max)
-    queue = {READY: state.ready, DELAYED: state.delayed, LEASED: state.leased}.get(wanted)
-    source: Iterator[Item] = iter(state.finished) if queue is None else iter(queue)
-    total = len(state.finished) if queue is None else queue.live
+    source, total = _listed(state, wanted)
     page: list[ItemView] = []
     passed = after
     for item in islice(source, after, after + SCAN_MAX):
         if len(page) >= items_max:
             return Page(page, passed, total)
         passed += 1
-        if item.state == wanted and matches(item, resource_type, None):
+        if item.state != wanted or not matches(item, resource_type, None):
+            continue
+        if tenant is None or state.schedule.tenant_of(item) == tenant:
             page.append(view(item))
     return Page(page, passed if passed < total else None, total)
+
+
+def _listed(state: State, wanted: int) -> tuple[Iterator[Item], int]:
+    if wanted == READY:
+        return iter(state.ready), state.ready.live
+    if wanted == DELAYED:
+        return iter(state.delayed), state.delayed.live
+    if wanted == LEASED:
+        return iter(state.leased), state.leased.live
+    return iter(state.finished), len(state.finished)
 
 
 def stats(state: State, now_ms: int) -> Stats:
@@ -135,4 +151,17 @@ def stats(state: State, now_ms: int) -> Stats:
         live_bytes=state.live_bytes,
         last_sequence=state.sequence,
         generation=state.generation,
+        backpressure=backpressure(state),
+        pauses=list(state.pauses.values()),
+    )
+
+
+def backpressure(state: State, shard: str = "") -> BackpressureSignal:
+    return BackpressureSignal(
+        active=state.backpressure,
+        pending=state.pending_count,
+        high_watermark=state.options.high_mark,
+        low_watermark=state.options.low_mark,
+        since=state.backpressure_at,
+        shard=shard,
     )

@@ -10,22 +10,34 @@ import logging
 from collections import deque
 from typing import Any
 
-from omnirelay.core.commands import AdvanceTime, Command, CompleteItem, EnforceCaps, ExpireLeases
+from omnirelay.core.commands import (
+    AdvanceTime,
+    Command,
+    CompleteItem,
+    EnforceCaps,
+    ExpireLeases,
+    SignalBackpressure,
+)
 from omnirelay.core.decide import Ids, apply
+from omnirelay.core.rules.enqueue import is_repeat
 from omnirelay.core.rules.grant import check_grant, repeated_grants
 from omnirelay.core.state import State
 from omnirelay.engine.requests import (
     AcknowledgeRequest,
     Batch,
     CommandRequest,
+    EnqueueRequest,
     LeaseRequest,
     ReadRequest,
     Request,
 )
-from omnirelay.engine.waiting import ItemWaiters, LeaseLine
+from omnirelay.engine.waiting import EnqueueLine, ItemWaiters, LeaseLine
 from omnirelay.errors import OmniRelayError, ResourceExhausted
 
 _log = logging.getLogger("omnirelay.engine")
+
+NO_ROOM = "error.resourcelease.backpressure"
+"""What an enqueue is refused with that may wait: room will come when items end."""
 
 FRAME_BODY_BYTES_MAX = 3 * 1024 * 1024
 """A frame takes no further command beyond this many bytes of new bodies; what is decided is split if need be."""
@@ -34,10 +46,15 @@ FRAME_BODY_BYTES_MAX = 3 * 1024 * 1024
 class Decider:
     """Turns requests into a Batch: decided, evolved, not yet durable."""
 
-    def __init__(self, state: State, ids: Ids, line: LeaseLine, items: ItemWaiters) -> None:
+    def __init__(self, state: State, ids: Ids, line: LeaseLine, enqueues: EnqueueLine, items: ItemWaiters) -> None:
         self.state = state
         self._ids = ids
         self._line = line
+        self._line_served_at = -1
+        """The event after which every lease call in line was asked in vain; only another event can change that."""
+        self._enqueues = enqueues
+        self._enqueues_served_at = -1
+        """The same for enqueues that wait for room."""
         self._items = items
         self._events_max = 0
 
@@ -51,10 +68,14 @@ class Decider:
         if alive or state.time_has_work(now_ms):
             self._own(batch, AdvanceTime(), now_ms)
         late = self._acknowledgements(batch, inbox, now_ms)
+        self._signal_backpressure(batch, now_ms)
+        if self._enqueues:
+            self._serve_enqueues(batch, now_ms, bytes_max)
         while inbox and not late and len(batch.events) < self._events_max and state.live_bytes <= bytes_max:
             self._one(batch, inbox.popleft(), now_ms)
         self._serve_line(batch, now_ms)
         self._serve_last(batch, now_ms)
+        self._signal_backpressure(batch, now_ms)
         deadline = state.leased.first_key()
         if deadline is not None and deadline <= now_ms and not late:
             # Not while acknowledgements wait for the next frame: they may have arrived in time.
@@ -113,6 +134,9 @@ class Decider:
             if type(request) is CommandRequest:
                 answer: Any = apply(self.state, request.command, now_ms, request.arrived_ms, self._ids, batch.events)
                 batch.commands.append(len(batch.events))
+            elif type(request) is EnqueueRequest:
+                self._enqueue(batch, request, now_ms)
+                return
             elif type(request) is LeaseRequest:
                 self._lease(batch, request, now_ms)
                 return
@@ -128,6 +152,51 @@ class Decider:
         answer = apply(self.state, command, now_ms, now_ms, self._ids, batch.events)
         batch.commands.append(len(batch.events))
         return answer
+
+    def _signal_backpressure(self, batch: Batch, now_ms: int) -> None:
+        due = self.state.backpressure_due()
+        if due is not None and due <= now_ms:
+            self._own(batch, SignalBackpressure(), now_ms)
+
+    # -- enqueues ------------------------------------------------------------------------------
+
+    def _enqueue(self, batch: Batch, request: EnqueueRequest, now_ms: int) -> None:
+        """Take the items in, or have the call wait behind those that wait already."""
+        refusal: ResourceExhausted | None = None
+        if not self._enqueues or is_repeat(self.state, request.command):
+            try:
+                self._take_in(batch, request, now_ms)
+                return
+            except ResourceExhausted as error:
+                refusal = error
+        else:
+            refusal = self._enqueues.first().refusal
+        assert refusal is not None
+        if request.wait_ms <= 0 or refusal.code != NO_ROOM or not self._enqueues.join(request, refusal):
+            raise refusal.with_traceback(None)  # Many calls may be refused with the one the first of them got.
+
+    def _take_in(self, batch: Batch, request: EnqueueRequest, now_ms: int) -> None:
+        answer = apply(self.state, request.command, now_ms, request.arrived_ms, self._ids, batch.events)
+        batch.commands.append(len(batch.events))
+        batch.answer(request.future, answer)
+
+    def _serve_enqueues(self, batch: Batch, now_ms: int, bytes_max: int) -> None:
+        """Let in those that wait for room, in order, until one does not fit."""
+        line = self._enqueues
+        while line and len(batch.events) < self._events_max and self.state.live_bytes <= bytes_max:
+            request = line.first()
+            try:
+                if not request.future.done():
+                    self._take_in(batch, request, now_ms)
+            except ResourceExhausted as error:
+                if error.code == NO_ROOM:
+                    request.refusal = error
+                    self._enqueues_served_at = self.state.sequence
+                    return
+                batch.answer(request.future, error)
+            except OmniRelayError as error:
+                batch.answer(request.future, error)
+            line.leave(request)
 
     # -- lease calls ---------------------------------------------------------------------------
 
@@ -158,7 +227,7 @@ class Decider:
             self._line.join(request)
 
     def _grant(self, batch: Batch, request: LeaseRequest, now_ms: int) -> bool:
-        if not self.state.ready.live:
+        if not self.state.schedule.offers or len(batch.events) >= self._events_max:
             return False
         granted = apply(self.state, request.command, now_ms, now_ms, self._ids, batch.events)
         batch.commands.append(len(batch.events))
@@ -173,17 +242,16 @@ class Decider:
         return True
 
     def _serve_line(self, batch: Batch, now_ms: int) -> None:
-        line = self._line
-        while line and self.state.ready.live and len(batch.events) < self._events_max:
-            request = line.first()
-            if not request.future.done() and not self._grant(batch, request, now_ms):
-                return
-            line.leave(request)
+        if self._line and self.state.schedule.offers:
+            self._line.serve(lambda request: self._grant(batch, request, now_ms))
+            if len(batch.events) < self._events_max:
+                self._line_served_at = self.state.sequence
 
     def _serve_last(self, batch: Batch, now_ms: int) -> None:
         """Calls that do not wait get what is left when the line has been served, or nothing."""
+        served = not self._line or self._line_served_at == self.state.sequence
         for request in batch.last:
-            if self._line or not self._grant(batch, request, now_ms):
+            if not served or not self._grant(batch, request, now_ms):
                 batch.answer(request.future, [])
         batch.last.clear()
 
@@ -191,8 +259,11 @@ class Decider:
         """Whether the state itself asks for another frame right away."""
         state = self.state
         deadline = state.leased.first_key()
+        backpressure = state.backpressure_due()
         return (
-            bool(self._line and state.ready.live)
+            bool(self._line and state.schedule.offers and self._line_served_at != state.sequence)
+            or bool(self._enqueues and self._enqueues_served_at != state.sequence)
+            or (backpressure is not None and backpressure <= now_ms)
             or (deadline is not None and deadline <= now_ms)
             or state.time_has_work(now_ms)
             or state.caps_exceeded()

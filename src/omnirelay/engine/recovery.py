@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from omnirelay.core.events import Event
 from omnirelay.core.evolve import evolve
 from omnirelay.core.snapshot import load
 from omnirelay.core.state import State
@@ -85,7 +86,7 @@ async def _replay(log: EventLog, start: Recovered, to_sequence: int, progress: P
             for event in decode_frame(frame, shard=log.shard, log_id=log.log_id):
                 if event.sequence_number > to_sequence:
                     break
-                evolve(state, event)
+                _apply(state, event, log.shard)
                 replayed += 1
             position = Position(frame.last, frame.chain)
             since_yield += frame.count
@@ -95,6 +96,19 @@ async def _replay(log: EventLog, start: Recovered, to_sequence: int, progress: P
                     progress(state.sequence, to_sequence)
                 await asyncio.sleep(0)
     return Recovered(state, position, replayed, start.snapshot_sequence)
+
+
+def _apply(state: State, event: Event, shard: str) -> None:
+    try:
+        evolve(state, event)
+    except (LookupError, AssertionError, AttributeError, TypeError, ValueError) as error:
+        # The chain is whole, so these bytes were written; no version of the rules could have decided them.
+        raise LogDamaged(
+            f"event {event.sequence_number} of {shard!r} ({type(event).__name__}) does not follow from those before it:"
+            f" {error!r}; restore a backup, or accept the loss from here on",
+            shard=shard,
+            sequence=event.sequence_number,
+        ) from error
 
 
 def snapshot_directory(log: EventLog) -> Path | None:

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from omnirelay.core.answers import GrantedLease
-from omnirelay.core.commands import Command, GrantLeases
+from omnirelay.core.answers import EnqueueAnswer, GrantedLease
+from omnirelay.core.commands import Command, EnqueueItems, GrantLeases
 from omnirelay.core.events import Event
 from omnirelay.core.state import State
 from omnirelay.engine.clock import Timer
-from omnirelay.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError, ResourceExhausted
 from omnirelay.log.base import Frame
 
 
@@ -45,6 +45,24 @@ class AcknowledgeRequest(Request):
         self.commands = commands
         self.outcomes: list[Any] = []
         self.single = single
+
+
+class EnqueueRequest(Request):
+    """Items that want to come in; it waits in line while there is no room and its time is not over."""
+
+    __slots__ = ("command", "refusal", "size", "timer", "wait_ms")
+
+    def __init__(
+        self, command: EnqueueItems, wait_ms: int, future: asyncio.Future[EnqueueAnswer], arrived_ms: int
+    ) -> None:
+        super().__init__(future, arrived_ms)
+        self.command = command
+        self.wait_ms = wait_ms
+        self.timer: Timer | None = None
+        self.size = 0
+        """Bytes it holds while it waits."""
+        self.refusal: ResourceExhausted | None = None
+        """Why it waits: what it is refused with when its time is over."""
 
 
 class ReadRequest(Request):

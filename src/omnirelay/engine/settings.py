@@ -21,6 +21,12 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     waiting_leases_max: int = 100_000
     """Most lease calls that wait at the same time; one more is refused with `resource-exhausted`."""
 
+    waiting_enqueues_max: int = 10_000
+    """Most enqueues that wait for room at the same time …"""
+
+    waiting_enqueue_bytes_max: int = 64 * 1024 * 1024
+    """… and the most bytes they hold; one more is refused at once."""
+
     snapshot_every_events: int = 1_000_000
     """A snapshot is made after this many events. 0: only when asked for."""
 

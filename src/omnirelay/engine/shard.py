@@ -14,38 +14,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from omnirelay.core import commands as cmd
 from omnirelay.core import views
 from omnirelay.core.answers import (
-    CancelAnswer,
+    BackpressureSignal,
     CompleteAnswer,
-    CountAnswer,
-    DrainAnswer,
     EnqueueAnswer,
     FailAnswer,
     GrantedLease,
     HeartbeatAnswer,
-    ItemView,
-    Page,
-    RestoreAnswer,
-    Stats,
 )
 from omnirelay.core.decide import Ids
-from omnirelay.core.events import Event, FailMode, RestoredItem
+from omnirelay.core.events import BackpressureChanged, Event, FailMode
 from omnirelay.core.intake import BATCH_ITEMS_MAX, check_number, refuse
-from omnirelay.core.items import COMPLETED
 from omnirelay.core.options import QueueOptions
-from omnirelay.core.payload import ANONYMOUS, Caller, NewItem, OwnershipToken, Payload
+from omnirelay.core.payload import ANONYMOUS, Caller, NewItem, OwnershipToken
 from omnirelay.core.state import State
 from omnirelay.engine.clock import Clock, ShardTime, SystemClock
 from omnirelay.engine.ids import lease_ids
 from omnirelay.engine.leading import collector_away, take_lead
+from omnirelay.engine.operating import WAIT_MAX_MS, Operating
 from omnirelay.engine.recovery import Progress, rebuild, snapshot_directory
-from omnirelay.engine.requests import AcknowledgeRequest, LeaseRequest
+from omnirelay.engine.requests import AcknowledgeRequest, EnqueueRequest, LeaseRequest
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.snapshotter import make_snapshot_in_helper
 from omnirelay.engine.writer import Writer
@@ -56,12 +50,16 @@ from omnirelay.log.snapshots import prune_snapshots
 
 _log = logging.getLogger("omnirelay.engine")
 
-WAIT_MAX_MS = 24 * 3_600_000
-
 A = TypeVar("A")
 
 
-class Shard:
+class BackpressureListener(Protocol):
+    """What wants to hear when intake closes and opens. Called on the event loop: it must not block."""
+
+    def __call__(self, signal: BackpressureSignal) -> None: ...
+
+
+class Shard(Operating):
     """Use `open`. One object is for one event loop; any number of tasks may call it."""
 
     def __init__(self, log: EventLog, writer: Writer, epoch: int, settings: EngineSettings, clock: Clock) -> None:
@@ -71,6 +69,7 @@ class Shard:
         self._settings = settings
         self._clock = clock
         self._tails: list[asyncio.Future[None]] = []
+        self._backpressure_listeners: list[BackpressureListener] = []
         self._snapshot_lock = asyncio.Lock()
         self._snapshot_task: asyncio.Task[None] | None = None
         self._events_since_snapshot = 0
@@ -184,17 +183,40 @@ class Shard:
         """The last durable event."""
         return self._writer.position.sequence
 
+    @property
+    def backpressure(self) -> BackpressureSignal:
+        """Whether intake is closed because much is pending."""
+        return views.backpressure(self._writer.state, self.log.shard)
+
+    def add_backpressure_listener(self, listener: BackpressureListener) -> None:
+        """Have a function called with every change of backpressure, in order, when it is durable.
+
+        When intake is closed already, the listener hears of it at once. What it raises is logged and goes no further.
+        """
+        self._backpressure_listeners.append(listener)
+        if self._writer.state.backpressure:
+            self._tell(listener, self.backpressure)
+
     def now_ms(self) -> int:
         """The shard's own time."""
         return self._writer.now_ms()
 
     # -- the lease cycle -----------------------------------------------------------------------
 
-    async def enqueue(self, items: NewItem | Sequence[NewItem], *, caller: Caller = ANONYMOUS) -> EnqueueAnswer:
-        """Take items in, all or nothing. A repeated request id is answered with the first item's id."""
+    async def enqueue(
+        self, items: NewItem | Sequence[NewItem], *, caller: Caller = ANONYMOUS, wait_ms: int = 0
+    ) -> EnqueueAnswer:
+        """Take items in, all or nothing. A repeated request id is answered with the first item's id.
+
+        When there is no room the call waits up to `wait_ms`, behind those that came before it; then it is refused
+        with `error.resourcelease.backpressure`.
+        """
+        check_number("waitMs", wait_ms, 0, WAIT_MAX_MS)
         batch = [items] if isinstance(items, NewItem) else list(items)
-        answer: EnqueueAnswer = await self._writer.command(cmd.EnqueueItems(batch, caller), len(batch))
-        return answer
+        future: asyncio.Future[EnqueueAnswer] = asyncio.get_running_loop().create_future()
+        request = EnqueueRequest(cmd.EnqueueItems(batch, caller), wait_ms, future, self.now_ms())
+        self._writer.submit(request, len(batch))
+        return await future
 
     async def lease(
         self,
@@ -204,15 +226,25 @@ class Shard:
         wait_ms: int = 0,
         lease_duration_ms: int | None = None,
         request_id: str | None = None,
+        resource_types: Sequence[str] | None = None,
+        tenants: Sequence[str] | None = None,
     ) -> list[GrantedLease]:
         """Up to `max_items` leases; an empty list when none came within `wait_ms`.
 
         Calls that wait are served in the order they came. With a `request_id` a repeat of the call gets
-        the same leases as long as they live.
+        the same leases as long as they live. `resource_types` are globs; a call that names types or tenants looks
+        only there.
         """
         check_number("waitMs", wait_ms, 0, WAIT_MAX_MS)
         future: asyncio.Future[list[GrantedLease]] = asyncio.get_running_loop().create_future()
-        command = cmd.GrantLeases(caller, max_items, lease_duration_ms, request_id)
+        command = cmd.GrantLeases(
+            caller,
+            max_items,
+            lease_duration_ms,
+            request_id,
+            None if resource_types is None else tuple(resource_types),
+            None if tenants is None else tuple(tenants),
+        )
         self._writer.submit(
             LeaseRequest(command, wait_ms, future, self.now_ms()), max_items if type(max_items) is int else 1
         )
@@ -297,156 +329,7 @@ class Shard:
         self._writer.submit(request, len(commands))
         return future
 
-    # -- items ---------------------------------------------------------------------------------
-
-    async def get(
-        self,
-        sequence_id: int | None = None,
-        *,
-        request_id: str | None = None,
-        wait_ms: int = 0,
-        caller: Caller = ANONYMOUS,
-    ) -> ItemView:
-        """The item by its id or the request id it came with; with `wait_ms` the answer waits for its end."""
-        check_number("waitMs", wait_ms, 0, WAIT_MAX_MS)
-        view = await self._read(lambda state, now_ms: views.view(views.locate(state, sequence_id, request_id, caller)))
-        if wait_ms <= 0 or view.state in ("completed", "dead", "cancelled"):
-            return view
-        return await self._get_when_ended(view.sequence_id, wait_ms)
-
-    async def _get_when_ended(self, sequence_id: int, wait_ms: int) -> ItemView:
-        ended: asyncio.Future[ItemView] = asyncio.get_running_loop().create_future()
-
-        def register(state: State, now_ms: int) -> None:
-            item = state.items.get(sequence_id)
-            if item is None or item.state >= COMPLETED or self._writer.closing:
-                ended.set_result(views.view(views.locate(state, sequence_id, None, ANONYMOUS)))
-            else:
-                self._writer.items.add(sequence_id, ended)
-
-        await self._read(register)
-        over = asyncio.Event()
-        timer = self._clock.call_later(wait_ms, over.set)
-        timeout = asyncio.ensure_future(over.wait())
-        try:
-            await asyncio.wait((ended, timeout), return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                return ended.result()
-        finally:
-            timer.cancel()
-            timeout.cancel()
-            ended.cancel()
-        return await self._read(lambda state, now_ms: views.view(views.locate(state, sequence_id, None, ANONYMOUS)))
-
-    async def cancel(
-        self,
-        sequence_id: int,
-        *,
-        reason: str | None = None,
-        force: bool = False,
-        caller: Caller = ANONYMOUS,
-    ) -> CancelAnswer:
-        """Cancel a pending item at once; ask the owner of a leased one to stop, or with `force` take it away."""
-        answer: CancelAnswer = await self._writer.command(cmd.CancelItem(sequence_id, caller, reason, force))
-        return answer
-
-    async def drain(self, *, max_items: int = 10_000, caller: Caller = ANONYMOUS) -> DrainAnswer:
-        """Take a page of pending items out of the shard. Call again until `remaining_count` is 0."""
-        answer: DrainAnswer = await self._writer.command(cmd.DrainItems(max_items, caller))
-        return answer
-
-    async def restore(self, items: Sequence[RestoredItem], *, caller: Caller = ANONYMOUS) -> RestoreAnswer:
-        """Take drained items in, here or elsewhere; what is there already is counted and left alone."""
-        batch = list(items)
-        answer: RestoreAnswer = await self._writer.command(cmd.RestoreItems(batch, caller), len(batch))
-        return answer
-
-    # -- dead letters --------------------------------------------------------------------------
-
-    async def dead_letters(
-        self,
-        *,
-        sequence_id: int | None = None,
-        resource_type: str | None = None,
-        error_code: str | None = None,
-        after: int = 0,
-        max_items: int = 100,
-    ) -> Page:
-        return await self._read(
-            lambda state, now_ms: views.dead_letters(
-                state,
-                sequence_id=sequence_id,
-                resource_type=resource_type,
-                error_code=error_code,
-                after=after,
-                items_max=max_items,
-            )
-        )
-
-    async def edit(self, sequence_id: int, payload: Payload, *, caller: Caller = ANONYMOUS) -> ItemView:
-        """Give a dead letter another payload, to be redriven with it."""
-        await self._writer.command(cmd.EditDeadLetter(sequence_id, payload, caller))
-        return await self.get(sequence_id)
-
-    async def redrive(
-        self,
-        *,
-        sequence_ids: Sequence[int] | None = None,
-        resource_type: str | None = None,
-        error_code: str | None = None,
-        everything: bool = False,
-        rate_per_second: float | None = None,
-        caller: Caller = ANONYMOUS,
-    ) -> int:
-        """Make dead letters pending again with fresh attempts; returns how many. Many go in several frames."""
-        count = 0
-        selection = _selection(sequence_ids, resource_type, error_code, everything)
-        while True:
-            answer: CountAnswer = await self._writer.command(
-                cmd.RedriveItems(selection, caller, rate_per_second, count)
-            )
-            count += answer.count
-            if answer.next is None:
-                return count
-            selection.after = answer.next
-
-    async def purge(
-        self,
-        *,
-        sequence_ids: Sequence[int] | None = None,
-        resource_type: str | None = None,
-        error_code: str | None = None,
-        everything: bool = False,
-        caller: Caller = ANONYMOUS,
-    ) -> int:
-        """Forget dead letters for good; returns how many."""
-        count = 0
-        selection = _selection(sequence_ids, resource_type, error_code, everything)
-        while True:
-            answer: CountAnswer = await self._writer.command(cmd.PurgeItems(selection, caller))
-            count += answer.count
-            if answer.next is None:
-                return count
-            selection.after = answer.next
-
     # -- looking -------------------------------------------------------------------------------
-
-    async def stats(self) -> Stats:
-        return await self._read(views.stats)
-
-    async def peek(
-        self,
-        *,
-        state: str = "ready",
-        resource_type: str | None = None,
-        after: int = 0,
-        max_items: int = 100,
-    ) -> Page:
-        return await self._read(
-            lambda live, now_ms: views.peek(
-                live, state_name=state, resource_type=resource_type, after=after, items_max=max_items
-            )
-        )
 
     async def tail(self, from_sequence: int | None = None) -> AsyncIterator[Event]:
         """Every durable event from there on (None: from now), in order, until the shard closes."""
@@ -473,18 +356,7 @@ class Shard:
         """The state right after an event of the past, from the nearest snapshot and the log."""
         return (await rebuild(self.log, sequence)).state
 
-    async def _read(self, read: Callable[[State, int], A]) -> A:
-        """Read the state: at once when all of it is durable, else when it is."""
-        self._writer.check_open()
-        if self._writer.idle:
-            return read(self._writer.state, self._writer.now_ms())
-        answer: A = await self._writer.read(read)
-        return answer
-
     # -- running it ----------------------------------------------------------------------------
-
-    async def change_options(self, options: QueueOptions, *, caller: Caller = ANONYMOUS) -> None:
-        await self._writer.command(cmd.ChangeOptions(options, caller))
 
     async def snapshot(self) -> SnapshotRecord:
         """Make a snapshot in a helper process and record it; the next start needs only what follows it."""
@@ -509,11 +381,33 @@ class Shard:
 
     def _durable(self, events: list[Event]) -> None:
         self._wake_tails()
+        if self._backpressure_listeners:
+            self._tell_listeners(events)
         self._events_since_snapshot += len(events)
         every = self._settings.snapshot_every_events
         if every and self._events_since_snapshot >= every and self._snapshot_task is None:
             if snapshot_directory(self.log) is not None:
                 self._snapshot_task = asyncio.get_running_loop().create_task(self._snapshot_and_trim())
+
+    def _tell_listeners(self, events: list[Event]) -> None:
+        for event in events:
+            if type(event) is BackpressureChanged:
+                signal = BackpressureSignal(
+                    active=event.active,
+                    pending=event.pending,
+                    high_watermark=event.high_watermark,
+                    low_watermark=event.low_watermark,
+                    since=event.timestamp,
+                    shard=self.log.shard,
+                )
+                for listener in self._backpressure_listeners:
+                    self._tell(listener, signal)
+
+    def _tell(self, listener: BackpressureListener, signal: BackpressureSignal) -> None:
+        try:
+            listener(signal)
+        except Exception:
+            _log.exception("backpressure_listener_failed", extra={"shard": self.log.shard})
 
     async def _snapshot_and_trim(self) -> None:
         try:
@@ -531,14 +425,3 @@ class Shard:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-
-
-def _selection(
-    sequence_ids: Sequence[int] | None, resource_type: str | None, error_code: str | None, everything: bool
-) -> cmd.DeadLetterSelection:
-    return cmd.DeadLetterSelection(
-        sequence_ids=None if sequence_ids is None else list(sequence_ids),
-        resource_type=resource_type,
-        error_code=error_code,
-        everything=everything,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from omnirelay.core.answers import GrantedLease
@@ -12,15 +13,22 @@ from omnirelay.core.rules.grant import grant_key
 from omnirelay.core.state import State
 from omnirelay.core.views import view
 from omnirelay.engine.clock import Clock
-from omnirelay.engine.requests import Batch, LeaseRequest
-from omnirelay.errors import NotFound
+from omnirelay.engine.requests import Batch, EnqueueRequest, LeaseRequest
+from omnirelay.errors import NotFound, ResourceExhausted
 
 SHARED_MAX = 100_000
 """Shared leases remembered; an older one that is forgotten too early is released, which costs its owner a retry."""
 
 
+Wanted = tuple[tuple[str, ...] | None, tuple[str, ...] | None]
+"""What a lease call takes: resource types and tenants."""
+
+
 class LeaseLine:
-    """Lease calls in the order they came. One leaves when it is granted, out of time, or its caller is gone."""
+    """Lease calls in the order they came. One leaves when it is granted, out of time, or its caller is gone.
+
+    Calls that take the same are one group: when there is nothing for the first of them, there is nothing for any.
+    """
 
     def __init__(self, clock: Clock, waiting_max: int, on_time_out: Callable[[LeaseRequest], None]) -> None:
         """`on_time_out` gets a request whose time is over; the engine answers it like any read."""
@@ -29,23 +37,41 @@ class LeaseLine:
         self._waiting_max = waiting_max
         self.closed = False
         """Nobody joins any more: whoever would have to wait is answered with nothing."""
-        self._line: dict[LeaseRequest, None] = {}
+        self._groups: dict[Wanted, dict[LeaseRequest, int]] = {}
+        """By what they take, each with its place in line."""
+        self._joined = 0
+        self._waiting = 0
         self._by_key: dict[str, dict[LeaseRequest, None]] = {}
         self._shared: dict[str, None] = {}
         """Ids of leases that more than one call was answered with, the latest last."""
 
     def __len__(self) -> int:
-        return len(self._line)
+        return self._waiting
 
     @property
     def full(self) -> bool:
-        return len(self._line) >= self._waiting_max
+        return self._waiting >= self._waiting_max
 
-    def first(self) -> LeaseRequest:
-        return next(iter(self._line))
+    def serve(self, grant: Callable[[LeaseRequest], bool]) -> None:
+        """Offer each call its turn, in order of arrival; `grant` says whether there was something for it.
+
+        A group whose first call got nothing is not asked again.
+        """
+        first = [(next(iter(group.values())), wanted) for wanted, group in self._groups.items()]
+        heapify(first)
+        while first:
+            _, wanted = heappop(first)
+            request = next(iter(self._groups[wanted]))
+            if request.future.done() or grant(request):
+                self.leave(request)
+                group = self._groups.get(wanted)
+                if group:
+                    heappush(first, (next(iter(group.values())), wanted))
 
     def join(self, request: LeaseRequest) -> None:
-        self._line[request] = None
+        self._joined += 1
+        self._waiting += 1
+        self._groups.setdefault(_wanted_by(request), {})[request] = self._joined
         key = _key_of(request)
         if key is not None:
             self._by_key.setdefault(key, {})[request] = None
@@ -53,7 +79,12 @@ class LeaseLine:
         request.future.add_done_callback(lambda _: self.leave(request))
 
     def leave(self, request: LeaseRequest) -> None:
-        self._line.pop(request, None)
+        wanted = _wanted_by(request)
+        group = self._groups.get(wanted)
+        if group is not None and group.pop(request, None) is not None:
+            self._waiting -= 1
+            if not group:
+                del self._groups[wanted]
         key = _key_of(request)
         if key is not None and key in self._by_key:
             self._by_key[key].pop(request, None)
@@ -80,20 +111,79 @@ class LeaseLine:
         return [grant for grant in grants if grant.token.lease_id not in self._shared]
 
     def _time_over(self, request: LeaseRequest) -> None:
-        if request in self._line:
+        if request in self._groups.get(_wanted_by(request), ()):
             self.leave(request)
             self._on_time_out(request)
 
     def clear(self) -> list[LeaseRequest]:
         """Everyone who still waits; the line is empty afterwards."""
-        waiting = list(self._line)
+        waiting = [request for group in self._groups.values() for request in group]
         for request in waiting:
             self.leave(request)
         return waiting
 
 
+def _wanted_by(request: LeaseRequest) -> Wanted:
+    return request.command.resource_types, request.command.tenants
+
+
 def _key_of(request: LeaseRequest) -> str | None:
     return grant_key(request.command.caller, request.command.request_id)
+
+
+class EnqueueLine:
+    """Enqueues that wait for room, in the order they came, bounded in number and bytes."""
+
+    def __init__(
+        self, clock: Clock, waiting_max: int, bytes_max: int, on_time_out: Callable[[EnqueueRequest], None]
+    ) -> None:
+        self._clock = clock
+        self._waiting_max = waiting_max
+        self._bytes_max = bytes_max
+        self._on_time_out = on_time_out
+        self._line: dict[EnqueueRequest, None] = {}
+        self._bytes = 0
+        self.closed = False
+        """Nobody joins any more: whoever would have to wait is refused."""
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def first(self) -> EnqueueRequest:
+        return next(iter(self._line))
+
+    def join(self, request: EnqueueRequest, refusal: ResourceExhausted) -> bool:
+        """Take the call into the line; false when there is no place for it."""
+        size = sum(len(item.payload.body) for item in request.command.items)
+        if self.closed or len(self._line) >= self._waiting_max or self._bytes + size > self._bytes_max:
+            return False
+        request.size = size
+        request.refusal = refusal
+        self._line[request] = None
+        self._bytes += size
+        request.timer = self._clock.call_later(request.wait_ms, lambda: self._time_over(request))
+        request.future.add_done_callback(lambda _: self.leave(request))
+        return True
+
+    def leave(self, request: EnqueueRequest) -> None:
+        if request in self._line:
+            del self._line[request]
+            self._bytes -= request.size
+        if request.timer is not None:
+            request.timer.cancel()
+            request.timer = None
+
+    def _time_over(self, request: EnqueueRequest) -> None:
+        if request in self._line:
+            self.leave(request)
+            self._on_time_out(request)
+
+    def clear(self) -> list[EnqueueRequest]:
+        """Everyone who still waits; the line is empty afterwards."""
+        waiting = list(self._line)
+        for request in waiting:
+            self.leave(request)
+        return waiting
 
 
 class ItemWaiters:

@@ -32,9 +32,9 @@ from omnirelay.core.state import State
 from omnirelay.core.views import view
 from omnirelay.engine.clock import Clock, ShardTime, Timer
 from omnirelay.engine.deciding import Decider
-from omnirelay.engine.requests import Batch, CommandRequest, LeaseRequest, ReadRequest, Request
+from omnirelay.engine.requests import Batch, CommandRequest, EnqueueRequest, LeaseRequest, ReadRequest, Request
 from omnirelay.engine.settings import EngineSettings
-from omnirelay.engine.waiting import ItemWaiters, LeaseLine
+from omnirelay.engine.waiting import EnqueueLine, ItemWaiters, LeaseLine
 from omnirelay.errors import LogUnavailable, OmniRelayError, Unavailable
 from omnirelay.log.base import FRAME_BYTES_MAX, EventLog, Frame, Position
 from omnirelay.log.failpoints import hit
@@ -76,6 +76,9 @@ class Writer:
         self.stalled: LogUnavailable | None = None
         """Why intake is closed for now, or None."""
         self.line = LeaseLine(clock, settings.waiting_leases_max, self._lease_timed_out)
+        self.enqueues = EnqueueLine(
+            clock, settings.waiting_enqueues_max, settings.waiting_enqueue_bytes_max, self._enqueue_timed_out
+        )
         self.items = ItemWaiters()
         self._log = log
         self._epoch = epoch
@@ -83,7 +86,7 @@ class Writer:
         self._clock = clock
         self._settings = settings
         self._on_durable = on_durable
-        self._decider = Decider(state, ids, self.line, self.items)
+        self._decider = Decider(state, ids, self.line, self.enqueues, self.items)
         self._inbox: deque[Request] = deque()
         self._waiting_events = 0
         self._wake = asyncio.Event()
@@ -158,6 +161,11 @@ class Writer:
     def _lease_timed_out(self, request: LeaseRequest) -> None:
         # An empty answer is an answer like any other: held until what it was decided on is durable.
         self._inbox.append(ReadRequest(lambda state, now_ms: [], request.future, request.arrived_ms))
+        self._wake.set()
+
+    def _enqueue_timed_out(self, request: EnqueueRequest) -> None:
+        assert request.refusal is not None
+        self._inbox.append(ReadRequest(partial(_refuse_with, request.refusal), request.future, request.arrived_ms))
         self._wake.set()
 
     # -- the loop ------------------------------------------------------------------------------
@@ -359,7 +367,10 @@ class Writer:
 
     async def close(self) -> None:
         """Answer who waits, finish what is in flight, stop. Safe to call twice."""
-        self._closing = self.line.closed = True
+        self._closing = self.line.closed = self.enqueues.closed = True
+        closing = Unavailable("the shard is closing", code="error.resourcelease.draining", retry_after_ms=1_000)
+        for enqueue in self.enqueues.clear():
+            self._inbox.append(ReadRequest(partial(_refuse_with, closing), enqueue.future, enqueue.arrived_ms))
         for request in self.line.clear():
             self._inbox.append(ReadRequest(lambda state, now_ms: [], request.future, request.arrived_ms))
         for sequence_id, future in self.items.clear():
@@ -393,6 +404,7 @@ class Writer:
                 batch.refuse(error)
         waiting = [request.future for request in self._inbox]
         waiting += [request.future for request in self.line.clear()]
+        waiting += [request.future for request in self.enqueues.clear()]
         waiting += [future for _, future in self.items.clear()]
         self._inbox.clear()
         for future in waiting:
@@ -409,6 +421,10 @@ class Writer:
 
 def _view_or_refuse(sequence_id: int, state: State, now_ms: int) -> ItemView:
     return view(find_item(state, sequence_id))
+
+
+def _refuse_with(error: OmniRelayError, state: State, now_ms: int) -> None:
+    raise error
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:

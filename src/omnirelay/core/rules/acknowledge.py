@@ -32,8 +32,9 @@ from omnirelay.core.intake import (
 from omnirelay.core.items import COMPLETE, FAIL, RELEASE, STATE_NAMES, VERB_NAMES, Item, Lease, size_of
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import Caller, ErrorInfo, OwnershipToken
-from omnirelay.core.rules.enqueue import RETRY_AFTER_MS, plan_items
+from omnirelay.core.rules.enqueue import plan_items
 from omnirelay.core.rules.grant import heartbeat_interval
+from omnirelay.core.rules.pausing import RETRY_AFTER_MS
 from omnirelay.core.state import State
 from omnirelay.errors import FailedPrecondition, PermissionDenied, ResourceExhausted
 

@@ -10,11 +10,9 @@ from omnirelay.core.commands import EnqueueItems
 from omnirelay.core.intake import caller_bytes, check_batch, payload_digest, request_key
 from omnirelay.core.items import size_of
 from omnirelay.core.payload import Caller, NewItem
+from omnirelay.core.rules.pausing import RETRY_AFTER_MS, check_backpressure, check_intake
 from omnirelay.core.state import State
 from omnirelay.errors import AlreadyExists, ResourceExhausted
-
-RETRY_AFTER_MS = 1_000
-"""Advice when there is no room: long enough not to hammer, short enough not to idle."""
 
 
 def decide_enqueue(state: State, command: EnqueueItems, now_ms: int) -> tuple[list[ev.Event], EnqueueAnswer]:
@@ -23,6 +21,10 @@ def decide_enqueue(state: State, command: EnqueueItems, now_ms: int) -> tuple[li
     size = check_batch(items, options.body_limit, per_item=caller_bytes(command.caller))
     events: list[ev.Event] = []
     results = plan_items(state, items, now_ms, command.caller, None, state.sequence, events)
+    if events and state.pauses:
+        check_intake(state, [items[index] for index, result in enumerate(results) if not result.duplicate])
+    if events and state.backpressure:
+        check_backpressure(state)
     if len(events) < len(items):
         # Repeats of items that are in already need no room.
         size = sum(size_of(event.payload) for event in events if type(event) is ev.Enqueue)
@@ -37,6 +39,18 @@ def decide_enqueue(state: State, command: EnqueueItems, now_ms: int) -> tuple[li
             capacityBytes=options.capacity_bytes,
         )
     return events, EnqueueAnswer(results, state.pending_count + len(events), state.leased.live)
+
+
+def is_repeat(state: State, command: EnqueueItems) -> bool:
+    """Whether every item of the call is in already, by its request id: then the call needs no room."""
+    principal = command.caller.principal
+    try:
+        return all(
+            item.payload.request_id is not None and request_key(principal, item.payload.request_id) in state.requests
+            for item in command.items
+        )
+    except (AttributeError, TypeError, ValueError):
+        return False
 
 
 def plan_items(

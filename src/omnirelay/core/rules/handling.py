@@ -42,7 +42,8 @@ from omnirelay.core.intake import (
 from omnirelay.core.items import COMPLETED, DEAD, LEASED, STATE_NAMES, Item, size_of
 from omnirelay.core.options import BODY_LIMIT_MAX, COMMAND_BYTES_MAX
 from omnirelay.core.payload import ErrorInfo, OwnershipToken
-from omnirelay.core.rules.enqueue import RETRY_AFTER_MS, check_request_room
+from omnirelay.core.rules.enqueue import check_request_room
+from omnirelay.core.rules.pausing import RETRY_AFTER_MS
 from omnirelay.core.rules.upkeep import GENERATION_JUMP
 from omnirelay.core.state import State
 from omnirelay.errors import InvalidArgument, NotFound, ResourceExhausted
@@ -112,16 +113,29 @@ def decide_drain(state: State, command: DrainItems, now_ms: int) -> tuple[list[e
         if len(page) >= command.items_max or (page and size > COMMAND_BYTES_MAX):
             break
         page.append(drained)
-    remaining = state.pending_count - len(page)
-    if not page:
-        return [], DrainAnswer(page, remaining)
-    event = ev.DrainSnapshot(
-        sequence_number=state.sequence + 1,
-        timestamp=now_ms,
-        sequence_ids=[item.sequence_id for item in page],
-        principal=command.caller.principal,
-    )
-    return [event], DrainAnswer(page, remaining)
+    events: list[ev.Event] = []
+    sequence = state.sequence
+    if command.pause_intake:
+        sequence += 1
+        events.append(
+            ev.Paused(
+                sequence_number=sequence,
+                timestamp=now_ms,
+                intake=True,
+                reason="drain",
+                principal=command.caller.principal,
+            )
+        )
+    if page:
+        events.append(
+            ev.DrainSnapshot(
+                sequence_number=sequence + 1,
+                timestamp=now_ms,
+                sequence_ids=[item.sequence_id for item in page],
+                principal=command.caller.principal,
+            )
+        )
+    return events, DrainAnswer(page, state.pending_count - len(page))
 
 
 def _pending(state: State) -> Iterator[Item]:
@@ -147,6 +161,8 @@ def pending_item(state: State, item: Item) -> RestoredItem:
         parent_sequence_id=None if trail is None else trail.parent,
         request_key=item.request_key,
         payload_digest=None if record is None else record.payload_digest,
+        attempt_floor=0 if trail is None else trail.attempt_floor,
+        undelivered=0 if trail is None else trail.undelivered,
     )
 
 

@@ -1,0 +1,539 @@
+"""Who is next: classes first, then resource types in turn, then tenants in turn, then the order of arrival.
+
+    class 0-9 ──▶ share (class, type) ──▶ lane (class, type, tenant) ──▶ items by order
+                  in turn, evenly          in turn, by weight
+
+An item that could be granted *stands* in a lane. A lane *offers* when something stands there and neither a pause nor
+its tenant's limit holds it back; a share when one of its lanes does and neither a pause nor its type's limit
+holds it back. Every change ends with everything it touched settled, so that finding the next item only reads.
+
+A head that is too heavy for what a limit has left reserves it: whatever comes after it in that type or tenant is
+held back too, or light items would keep a heavy one out for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, cast
+
+from omnirelay.core.items import LEASED, READY, Item
+from omnirelay.core.keys import Key, Keys
+from omnirelay.core.options import QueueOptions
+from omnirelay.core.ordered import OrderedQueue
+from omnirelay.core.pauses import Pause
+from omnirelay.core.scopes import Scope, Scopes
+from omnirelay.core.turns import SCALE, Member, Turns
+
+CLASSES: Final = 10
+
+
+class Lane(Member):
+    """What one tenant has of one type in one class."""
+
+    __slots__ = ("queue", "scope", "share", "weight")
+
+    def __init__(self, share: Share, tenant: str, weight: int, scope: Scope | None) -> None:
+        super().__init__(tenant)
+        self.share = share
+        self.scope = scope
+        """Of the tenant."""
+        self.weight = weight
+        self.queue = OrderedQueue()
+
+    def head(self) -> Item:
+        """Its first item; only when it has one."""
+        item = self.queue.first()
+        assert item is not None
+        return item
+
+
+class Share(Member):
+    """What one class has of one resource type."""
+
+    __slots__ = ("filled", "lanes", "level", "scope", "turns")
+
+    def __init__(self, level: Level, resource_type: str, scope: Scope | None) -> None:
+        super().__init__(resource_type)
+        self.level = level
+        self.scope = scope
+        """Of the type."""
+        self.lanes: dict[str, Lane] = {}
+        self.filled = 0
+        """How many lanes have something standing in them, offered or held back."""
+        self.turns = Turns()
+
+    def head(self) -> Item:
+        """What it offers; only when one of its lanes does."""
+        return cast(Lane, self.turns.heap[0][3]).head()
+
+
+class Level:
+    """One priority class."""
+
+    __slots__ = ("guarded_at", "number", "shares", "turns", "waiting_since")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.shares: dict[str, Share] = {}
+        self.turns = Turns()
+        self.waiting_since = 0
+        """Since when it has offered something without an ordinary turn."""
+        self.guarded_at = 0
+        """The count of grants when the starvation guard last chose it."""
+
+    def first(self) -> Share:
+        """The share whose turn it is; only when one offers."""
+        return cast(Share, self.turns.heap[0][3])
+
+
+class Schedule:
+    """See the module. `now_ms` is always the timestamp of the event that is being evolved.
+
+    A lease that ends is told in three steps: `release` what it used, `admit` the item if it is pending again, and
+    then `freed` lets in who waited for what it used.
+    """
+
+    __slots__ = (
+        "_heaviest",
+        "_loading",
+        "_tenant_attribute",
+        "_tenant_lanes",
+        "_tenant_weights",
+        "gated",
+        "grants",
+        "keys",
+        "levels",
+        "offering",
+        "paused",
+        "tenants",
+        "types",
+    )
+
+    def __init__(self, options: QueueOptions) -> None:
+        limits = tuple(options.limits)
+        self.levels = [Level(number) for number in range(CLASSES)]
+        self.offering = 0
+        """A bit per class that offers something."""
+        self.paused = False
+        """The whole shard."""
+        self.grants = 0
+        self.keys = Keys(options)
+        self.types = Scopes("type", limits)
+        self.tenants = Scopes("tenant", limits)
+        self.gated = self.keys.matter or self.types.any or self.tenants.any
+        """Whether the end of a lease can let anybody in."""
+        self._tenant_attribute = options.tenant_attribute
+        self._tenant_weights = options.tenant_weights
+        self._tenant_lanes: dict[str, list[Lane]] = {}
+        """The lanes of tenants that have a scope."""
+        self._heaviest = 1
+        self._loading = False
+
+    # -- finding -------------------------------------------------------------------------------
+
+    @property
+    def offers(self) -> bool:
+        """Whether a lease call that takes anything would get something."""
+        return self.offering != 0 and not self.paused
+
+    def first_level(self) -> Level:
+        """The class that is next by itself; only when one offers."""
+        return self.levels[(self.offering & -self.offering).bit_length() - 1]
+
+    def tenant_of(self, item: Item) -> str:
+        attributes = item.payload.attributes
+        return "" if attributes is None else attributes.get(self._tenant_attribute, "")
+
+    def lane_of(self, item: Item) -> Lane:
+        """The lane where the item stands."""
+        payload = item.payload
+        share = self.levels[item.priority].shares[payload.resource_type]
+        attributes = payload.attributes
+        return share.lanes["" if attributes is None else attributes.get(self._tenant_attribute, "")]
+
+    def lanes_of(self, tenant: str) -> list[Lane]:
+        """The lanes of a tenant that has a limit or was paused."""
+        return self._tenant_lanes.get(tenant, [])
+
+    def _lane_for(self, priority: int, resource_type: str, tenant: str) -> Lane:
+        """The lane of that name; made when there is none."""
+        share = self.levels[priority].shares.get(resource_type)
+        if share is None:
+            share = self.new_share(priority, resource_type)
+        lane = share.lanes.get(tenant)
+        return self.new_lane(share, tenant) if lane is None else lane
+
+    def new_share(self, priority: int, resource_type: str) -> Share:
+        level = self.levels[priority]
+        scope = self.types.find(resource_type) if self.types.any else None
+        share = level.shares[resource_type] = Share(level, resource_type, scope)
+        return share
+
+    def new_lane(self, share: Share, tenant: str) -> Lane:
+        scope = self.tenants.find(tenant) if self.tenants.any else None
+        lane = share.lanes[tenant] = Lane(share, tenant, self._tenant_weights.get(tenant, 1), scope)
+        if scope is not None:
+            self._tenant_lanes.setdefault(tenant, []).append(lane)
+        return lane
+
+    # -- items come and go ---------------------------------------------------------------------
+
+    def admit(self, item: Item, now_ms: int) -> None:
+        """The item is pending from now on: ready, or delayed (which matters only where a delay holds a key)."""
+        keys = self.keys
+        if keys.matter:
+            if item.state != READY and not keys.holds_delayed:
+                return
+            key = keys.of(item)
+            if key is not None:
+                if key.standing is None and key.waiting is None and not key.holders and item.state == READY:
+                    key.standing = item
+                else:
+                    self._join_key(key, item, now_ms)
+                    self._settle_key(key, now_ms)
+                    return
+        if item.state == READY:
+            self._stand(item, now_ms)
+
+    def admit_all(self, items: list[Item], now_ms: int, *, were_delayed: bool = False) -> None:
+        """Several items of one event come to their keys together, so that none stands only to make way at once."""
+        keys = self.keys
+        touched: dict[int, Key] = {}
+        for item in items:
+            key = keys.of(item) if keys.matter else None
+            if key is None:
+                self.admit(item, now_ms)
+                continue
+            if were_delayed and keys.holds_delayed:
+                keys.no_longer_waits(key, item)
+            if item.state == READY or keys.holds_delayed:
+                self._join_key(key, item, now_ms)
+            touched[id(key)] = key
+        for key in touched.values():
+            self._settle_key(key, now_ms)
+
+    def withdraw(self, item: Item, now_ms: int) -> None:
+        """A pending item leaves. Its stamp has changed, its state has not."""
+        keys = self.keys
+        if keys.matter and (item.state == READY or keys.holds_delayed):
+            key = keys.of(item)
+            if key is not None:
+                if key.standing is item:
+                    key.standing = None
+                    self._leave_lane(item, now_ms)
+                else:
+                    keys.no_longer_waits(key, item)
+                self._settle_key(key, now_ms)
+                return
+        if item.state == READY:
+            self._leave_lane(item, now_ms)
+
+    def granted(self, item: Item, guard: bool, now_ms: int) -> None:
+        """The item has become a lease; its stamp has changed."""
+        lane = self.lane_of(item)
+        share = lane.share
+        level = share.level
+        weight = item.weight
+        share.turns.charge(lane, weight * SCALE // lane.weight)
+        level.turns.charge(share, weight * SCALE)
+        self.grants += 1
+        if guard:
+            level.guarded_at = self.grants
+        else:
+            level.waiting_since = now_ms
+        queue = lane.queue
+        queue.left(item)
+        if not queue.live:
+            self._emptied(lane)
+        if self.gated:
+            self._occupy(item)
+            self._settle_lane(lane, now_ms)
+            self._settle_key_of(item, now_ms)
+        elif not queue.live:
+            self._settle_lane(lane, now_ms)
+        self._forget_passed(share)
+
+    def release(self, item: Item) -> None:
+        """The item's lease has ended; nobody is let in yet."""
+        weight = item.weight
+        if self.types.any:
+            self.types.use(item.payload.resource_type, -weight)
+        if self.tenants.any:
+            self.tenants.use(self.tenant_of(item), -weight)
+        if self.keys.matter:
+            key = self.keys.of(item)
+            if key is not None:
+                del key.holders[item.sequence_id]
+                key.used -= weight
+
+    def freed(self, item: Item, now_ms: int) -> None:
+        """Let in whoever waited for what the item's lease used."""
+        if self.tenants.any:
+            scope = self.tenants.find(self.tenant_of(item))
+            if scope is not None and scope.blocked:
+                self._settle_tenant(scope, now_ms)
+        if self.types.any:
+            scope = self.types.find(item.payload.resource_type)
+            if scope is not None and scope.blocked:
+                self._settle_type(scope, now_ms)
+        self._settle_key_of(item, now_ms)
+
+    def _occupy(self, item: Item) -> None:
+        weight = item.weight
+        if self.types.any:
+            self.types.use(item.payload.resource_type, weight)
+        if self.tenants.any:
+            self.tenants.use(self.tenant_of(item), weight)
+        if self.keys.matter:
+            key = self.keys.of(item)
+            if key is not None:
+                if key.standing is item:
+                    key.standing = None
+                key.holders[item.sequence_id] = item
+                key.used += weight
+
+    # -- standing ------------------------------------------------------------------------------
+
+    def _stand(self, item: Item, now_ms: int) -> None:
+        payload = item.payload
+        attributes = payload.attributes
+        tenant = "" if attributes is None else attributes.get(self._tenant_attribute, "")
+        lane = self._lane_for(item.priority, payload.resource_type, tenant)
+        if item.weight > self._heaviest:
+            self._heaviest = item.weight
+        queue = lane.queue
+        queue.push(item.order, item)
+        if queue.live == 1:
+            lane.share.filled += 1
+        if not self._loading and (not lane.offering or self.gated):
+            self._settle_lane(lane, now_ms)
+
+    def _leave_lane(self, item: Item, now_ms: int) -> None:
+        lane = self.lane_of(item)
+        lane.queue.left(item)
+        if not lane.queue.live:
+            self._emptied(lane)
+        if not lane.queue.live or self.gated:
+            self._settle_lane(lane, now_ms)
+
+    def _emptied(self, lane: Lane) -> None:
+        share = lane.share
+        share.turns.rest(lane)
+        share.filled -= 1
+        if not share.filled:
+            share.level.turns.rest(share)
+
+    def _join_key(self, key: Key, item: Item, now_ms: int) -> None:
+        standing = key.standing
+        if standing is not None and self.keys.precedes_standing(key, item):
+            key.standing = None
+            # It stays what it is but not where it is; the event that displaced it is what its entries are known by.
+            standing.stamp = item.stamp
+            self._leave_lane(standing, now_ms)
+            self.keys.wait(key, standing)
+        self.keys.wait(key, item)
+
+    def _settle_key_of(self, item: Item, now_ms: int) -> None:
+        if self.keys.matter:
+            key = self.keys.of(item)
+            if key is not None:
+                self._settle_key(key, now_ms)
+
+    def _settle_key(self, key: Key, now_ms: int) -> None:
+        keys = self.keys
+        if key.standing is None:
+            head = keys.head(key)
+            if head is not None:
+                keys.take_head(key)
+                key.standing = head
+                self._stand(head, now_ms)
+                return
+            keys.forget_unused(key)
+
+    # -- offering ------------------------------------------------------------------------------
+
+    def _settle_lane(self, lane: Lane, now_ms: int) -> None:
+        scope = lane.scope
+        if scope is None or scope.open_for(self._heaviest):
+            self._set_lane(lane, lane.queue.live > 0)
+            self._settle_share(lane.share, now_ms)
+        else:
+            self._settle_tenant(scope, now_ms)
+            if not lane.queue.live:
+                self._settle_share(lane.share, now_ms)
+
+    def _settle_tenant(self, scope: Scope, now_ms: int) -> None:
+        """Let the tenant's lanes through in the order of class and age, up to the first that does not fit."""
+        filled: list[tuple[int, int, str, Lane]] = []
+        for lane in self._tenant_lanes.get(scope.name, ()):
+            if lane.queue.live:
+                filled.append((lane.share.level.number, lane.head().order, lane.share.name, lane))
+            else:
+                self._set_lane(lane, False)
+        filled.sort(key=_first_three)
+        held = scope.paused
+        for _, _, _, lane in filled:
+            held = held or not scope.fits(lane.head().weight)
+            self._set_lane(lane, not held)
+        scope.blocked = held
+        for _, _, _, lane in filled:
+            self._settle_share(lane.share, now_ms)
+
+    def _set_lane(self, lane: Lane, offers: bool) -> None:
+        if offers != lane.offering:
+            turns = lane.share.turns
+            if not offers:
+                turns.leave(lane)
+            elif self._loading:
+                turns.put(lane)
+            else:
+                turns.join(lane)
+
+    def _settle_share(self, share: Share, now_ms: int) -> None:
+        scope = share.scope
+        if scope is None or scope.open_for(self._heaviest):
+            self._set_share(share, share.turns.live > 0, now_ms)
+        else:
+            self._settle_type(scope, now_ms)
+
+    def _settle_type(self, scope: Scope, now_ms: int) -> None:
+        """Let the type's shares through in the order of class, up to the first that does not fit."""
+        held = scope.paused
+        for level in self.levels:
+            share = level.shares.get(scope.name)
+            if share is None:
+                continue
+            offers = share.turns.live > 0
+            if offers:
+                held = held or not scope.fits(share.head().weight)
+            self._set_share(share, offers and not held, now_ms)
+        scope.blocked = held
+
+    def _set_share(self, share: Share, offers: bool, now_ms: int) -> None:
+        if offers == share.offering:
+            return
+        level = share.level
+        turns = level.turns
+        if offers:
+            if self._loading:
+                turns.put(share)
+            else:
+                turns.join(share)
+                if turns.live == 1:
+                    level.waiting_since = now_ms
+            self.offering |= 1 << level.number
+        else:
+            turns.leave(share)
+            if not turns.live:
+                self.offering &= ~(1 << level.number)
+
+    # -- forgetting ----------------------------------------------------------------------------
+
+    def _forget_passed(self, share: Share) -> None:
+        """Drop empty lanes and shares whose time everybody has passed: a new one would join at the same time."""
+        turns = share.turns
+        while (name := turns.passed()) is not None:
+            lane = share.lanes.get(name)
+            if lane is not None and not lane.queue.live and lane.time <= turns.floor:
+                self._forget_lane(lane)
+        level = share.level
+        turns = level.turns
+        while (name := turns.passed()) is not None:
+            gone = level.shares.get(name)
+            if gone is not None and not gone.filled and gone.time <= turns.floor:
+                for lane in list(gone.lanes.values()):
+                    self._forget_lane(lane)
+                del level.shares[name]
+                if gone.scope is not None and not any(name in other.shares for other in self.levels):
+                    self.types.forget_unused(gone.scope)
+
+    def _forget_lane(self, lane: Lane) -> None:
+        del lane.share.lanes[lane.name]
+        if lane.scope is not None:
+            lanes = self._tenant_lanes[lane.name]
+            lanes.remove(lane)
+            if not lanes:
+                del self._tenant_lanes[lane.name]
+                self.tenants.forget_unused(lane.scope)
+
+    # -- pauses --------------------------------------------------------------------------------
+
+    def pause(self, resource_type: str | None, tenant: str | None, now_ms: int) -> None:
+        if resource_type is not None:
+            self._pause_type(resource_type, now_ms)
+        elif tenant is not None:
+            self._pause_tenant(tenant, now_ms)
+        else:
+            self.paused = True
+
+    def resume(self, resource_type: str | None, tenant: str | None, now_ms: int) -> None:
+        """End a pause that is there."""
+        if resource_type is not None:
+            self._settle_type(self.types.resume(resource_type), now_ms)
+        elif tenant is not None:
+            self._settle_tenant(self.tenants.resume(tenant), now_ms)
+        else:
+            self.paused = False
+
+    def _pause_type(self, name: str, now_ms: int) -> None:
+        scope = self.types.pause(name)
+        self.gated = True
+        for level in self.levels:
+            share = level.shares.get(name)
+            if share is not None:
+                share.scope = scope
+        self._settle_type(scope, now_ms)
+
+    def _pause_tenant(self, name: str, now_ms: int) -> None:
+        scope = self.tenants.pause(name)
+        self.gated = True
+        if name not in self._tenant_lanes:
+            found = [share.lanes[name] for share in self._shares() if name in share.lanes]
+            for lane in found:
+                lane.scope = scope
+            if found:
+                self._tenant_lanes[name] = found
+        self._settle_tenant(scope, now_ms)
+
+    def _shares(self) -> list[Share]:
+        return [share for level in self.levels for share in level.shares.values()]
+
+    # -- loading -------------------------------------------------------------------------------
+
+    def load_pauses(self, pauses: Iterable[Pause]) -> None:
+        """Pause an empty schedule."""
+        for pause in pauses:
+            self.pause(pause.resource_type, pause.tenant, 0)
+
+    def load(self, items: Iterable[Item]) -> None:
+        """Fill an empty schedule with items that are ready, delayed or leased, keeping the times lanes already have."""
+        self._loading = True
+        for item in items:
+            if item.state == LEASED:
+                if self.gated:
+                    self._occupy(item)
+                continue
+            key = self.keys.of(item) if self.keys.matter else None
+            if key is None:
+                if item.state == READY:
+                    self._stand(item, 0)
+            elif item.state == READY or self.keys.holds_delayed:
+                self.keys.wait(key, item)
+        for key in self.keys.all():
+            self._settle_key(key, 0)
+        self._settle_all()
+        self._loading = False
+
+    def _settle_all(self) -> None:
+        for share in self._shares():
+            for lane in share.lanes.values():
+                self._settle_lane(lane, 0)
+                if not lane.queue.live:
+                    share.turns.rest(lane)
+            self._settle_share(share, 0)
+            if not share.filled:
+                share.level.turns.rest(share)
+
+
+def _first_three(entry: tuple[int, int, str, Lane]) -> tuple[int, int, str]:
+    return entry[:3]

@@ -1,0 +1,100 @@
+"""Taking turns by virtual time: the member with the lowest time is next, and a turn costs it time.
+
+A member that comes back joins at the lowest time of those that are in, or at its own if that is later:
+being away neither saves up turns nor loses any. Members that have nothing to offer are not in; what they are
+remembered by is their time, and once everybody else has passed that, nothing is left to remember.
+Ties are broken by name, so the order follows from names and times alone.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final
+
+SCALE: Final = 1 << 20
+"""What one turn of weight 1 costs: large enough that a share of a thousandth is still exact."""
+
+_SLACK: Final = 16
+"""Stale entries tolerated before a clean-up."""
+
+
+class Member:
+    """Something that takes turns. `ticket` tells its present entry from those it left behind."""
+
+    __slots__ = ("name", "offering", "ticket", "time")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.time = 0
+        self.ticket = 0
+        self.offering = False
+
+
+class Turns:
+    """A heap of (time, name, ticket, member) whose first entry is always a live one."""
+
+    __slots__ = ("_idle", "floor", "heap", "live")
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[int, str, int, Member]] = []
+        self.live = 0
+        self.floor = 0
+        """The time of the last turn: where a member joins when nobody is in."""
+        self._idle: list[tuple[int, str]] = []
+
+    def join(self, member: Member) -> None:
+        heap = self.heap
+        least = heap[0][0] if heap else self.floor
+        if member.time < least:
+            member.time = least
+        self.put(member)
+
+    def put(self, member: Member) -> None:
+        """Let a member in at the time it has: for a state that is being loaded."""
+        member.offering = True
+        member.ticket += 1
+        self.live += 1
+        heappush(self.heap, (member.time, member.name, member.ticket, member))
+
+    def leave(self, member: Member) -> None:
+        member.offering = False
+        member.ticket += 1
+        self.live -= 1
+        self._settle()
+
+    def charge(self, member: Member, cost: int) -> None:
+        """The member has its turn."""
+        heap = self.heap
+        self.floor = heap[0][0]
+        member.time += cost
+        if heap[0][3] is member:
+            entry = (member.time, member.name, member.ticket, member)
+            if len(heap) == 1:
+                heap[0] = entry
+                return
+            heapreplace(heap, entry)
+        else:
+            member.ticket += 1
+            heappush(heap, (member.time, member.name, member.ticket, member))
+        self._settle()
+
+    def _settle(self) -> None:
+        heap = self.heap
+        while heap and heap[0][2] != heap[0][3].ticket:
+            heappop(heap)
+        if len(heap) > 2 * self.live + _SLACK:
+            self.heap = [entry for entry in heap if entry[2] == entry[3].ticket]
+            heapify(self.heap)
+
+    # -- forgetting ----------------------------------------------------------------------------
+
+    def rest(self, member: Member) -> None:
+        """The member has become empty. It is forgotten when everybody has passed its time."""
+        heappush(self._idle, (member.time, member.name))
+
+    def passed(self) -> str | None:
+        """The name of a resting member whose time everybody has passed, each one once; None when there is none."""
+        idle = self._idle
+        if idle and idle[0][0] <= self.floor:
+            return heappop(idle)[1]
+        return None
