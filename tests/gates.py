@@ -31,12 +31,14 @@ def in_partition(partition: str, resource_id: str = "orders", resource_type: str
     return NewItem(payload=payload(resource_id, resource_type, partition_key=partition), **fields)
 
 
-def fill(kernel: Kernel, count: int, make: Callable[[int], NewItem]) -> list[int]:
-    """Enqueue many items, as many calls as that takes; their ids."""
-    found: list[int] = []
+def fill(kernel: Kernel, count: int, *, tenant: str | None = None, prefix: str = "", **fields: Any) -> None:
+    """Enqueue many items that differ in their resource id only, or not even in that when one is given."""
+    if tenant is not None:
+        fields["attributes"] = {"tenant": tenant}
+    same = fields.pop("resource_id", None)
     for start in range(0, count, BATCH):
-        found += kernel.enqueue(*[make(number) for number in range(start, min(start + BATCH, count))])
-    return found
+        numbers = range(start, min(start + BATCH, count))
+        kernel.enqueue(*[new_item(f"{prefix}{number}" if same is None else same, **fields) for number in numbers])
 
 
 # -- grants --------------------------------------------------------------------------------------
@@ -201,4 +203,3 @@ def operations(work: Callable[[], object]) -> int:
     finally:
         sys.settrace(before)
     return count
-

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from omnirelay._version import __version__
 
 if TYPE_CHECKING:
-    from omnirelay.core.answers import GrantedLease, ItemView, Stats
+    from omnirelay.core.answers import BackpressureSignal, Gate, GrantedLease, ItemView, Stats, WhyAnswer
     from omnirelay.core.commands import CompleteItem, ExtendLease, FailItem, Progress, ReleaseItem
-    from omnirelay.core.options import QueueOptions
+    from omnirelay.core.options import Limit, QueueOptions
+    from omnirelay.core.pauses import Pause
     from omnirelay.core.payload import Caller, NewItem, OwnershipToken, Payload
     from omnirelay.engine.settings import EngineSettings
     from omnirelay.engine.shard import Shard
@@ -24,17 +25,21 @@ if TYPE_CHECKING:
     from omnirelay.log.sqlite import SqliteLog
 
 __all__ = [
+    "BackpressureSignal",
     "Caller",
     "CompleteItem",
     "EngineSettings",
     "ExtendLease",
     "FailItem",
+    "Gate",
     "GrantedLease",
     "ItemView",
+    "Limit",
     "MemoryLog",
     "NewItem",
     "OmniRelayError",
     "OwnershipToken",
+    "Pause",
     "Payload",
     "Progress",
     "QueueOptions",
@@ -42,21 +47,26 @@ __all__ = [
     "Shard",
     "SqliteLog",
     "Stats",
+    "WhyAnswer",
     "__version__",
 ]
 
 _EXPORTS = {
+    "BackpressureSignal": "omnirelay.core.answers",
     "Caller": "omnirelay.core.payload",
     "CompleteItem": "omnirelay.core.commands",
     "EngineSettings": "omnirelay.engine.settings",
     "ExtendLease": "omnirelay.core.commands",
     "FailItem": "omnirelay.core.commands",
+    "Gate": "omnirelay.core.answers",
     "GrantedLease": "omnirelay.core.answers",
     "ItemView": "omnirelay.core.answers",
+    "Limit": "omnirelay.core.options",
     "MemoryLog": "omnirelay.log.memory",
     "NewItem": "omnirelay.core.payload",
     "OmniRelayError": "omnirelay.errors",
     "OwnershipToken": "omnirelay.core.payload",
+    "Pause": "omnirelay.core.pauses",
     "Payload": "omnirelay.core.payload",
     "Progress": "omnirelay.core.commands",
     "QueueOptions": "omnirelay.core.options",
@@ -64,6 +74,7 @@ _EXPORTS = {
     "Shard": "omnirelay.engine.shard",
     "SqliteLog": "omnirelay.log.sqlite",
     "Stats": "omnirelay.core.answers",
+    "WhyAnswer": "omnirelay.core.answers",
 }
 
 

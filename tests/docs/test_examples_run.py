@@ -8,12 +8,31 @@ import inspect
 import re
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from omnirelay.core.answers import Gate
+from omnirelay.core.options import QueueOptions
+
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+GATE_OPTIONS = [
+    "ordering",
+    "key",
+    "fifo_head",
+    "tenant_attribute",
+    "tenant_weights",
+    "limits",
+    "starvation_every",
+    "starvation_after_ms",
+    "high_watermark",
+    "low_watermark",
+    "backpressure_cooldown_ms",
+]
+GATE_PAGES = sorted(path.name for path in (ROOT / "docs/gates").glob("*.md"))
 
 
 def python_blocks(document: str) -> list[str]:
@@ -47,3 +66,39 @@ def test_readme_example_runs(
     fence, completed = capsys.readouterr().out.split()
     assert int(fence) > 0
     assert completed == "1"
+
+
+@pytest.mark.parametrize("page", GATE_PAGES)
+def test_each_page_about_gates_has_an_example_that_runs(page: str) -> None:
+    [block] = python_blocks(f"docs/gates/{page}")
+    exec(compile(block, f"docs/gates/{page}", "exec"), {"__name__": "__main__"})
+
+
+def test_the_guide_to_why_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = python_blocks("docs/gates/why.md")
+    exec(compile(block, "docs/gates/why.md", "exec"), {"__name__": "__main__"})
+    [printed] = re.findall(r"^It prints\n\n```\n(.*?)^```", (ROOT / "docs/gates/why.md").read_text(), re.M | re.S)
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize("page", GATE_PAGES)
+def test_links_between_pages_about_gates_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", (ROOT / "docs/gates" / page).read_text()):
+        assert (ROOT / "docs/gates" / target).exists(), target
+
+
+def test_every_option_of_gates_is_described_with_its_default() -> None:
+    rows: dict[str, Any] = {}
+    for page in GATE_PAGES:
+        for name, default in re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", (ROOT / "docs/gates" / page).read_text(), re.M):
+            rows[name] = ast.literal_eval(default)
+    defaults = QueueOptions()
+    names = [field for field in defaults.__struct_fields__ if field in rows]
+    assert {name: rows[name] for name in names} == {name: getattr(defaults, name) for name in names}
+    assert set(GATE_OPTIONS) <= set(names)
+
+
+def test_every_gate_has_a_row_in_the_guide_to_why() -> None:
+    text = (ROOT / "docs/gates/why.md").read_text()
+    for gate in get_args(get_type_hints(Gate)["gate"]):
+        assert re.search(rf"^\| \[?`{gate}`", text, re.M), gate

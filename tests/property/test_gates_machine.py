@@ -35,6 +35,9 @@ PICKS = st.integers(0, 40)
 CLASSES = st.sampled_from([5, 0, 9])
 WEIGHTS = st.sampled_from([1, 1, 2, 5])
 DELAYS = st.sampled_from([None, None, None, 0, 200, 1_500])
+ENDS = st.tuples(
+    PICKS, st.sampled_from(["complete", "complete", "release", "retry", "fail", "dead", "heartbeat"]), DELAYS
+)
 STEPS_MS = st.sampled_from([1, 50, 200, 499, 500, 1_000, 1_001, 4_000])
 
 # "a" with "b/c" and "a/b" with "c" are two resources that read the same.
@@ -49,7 +52,7 @@ LIMITS = st.builds(
     max=st.integers(1, 4),
 )
 
-WATERMARKS = st.sampled_from([(None, None), (None, None), (3, None), (4, 3), (2, 0), (6, 1)])
+WATERMARKS = st.sampled_from([(None, None), (None, None), (8, None), (6, 5), (10, 0), (5, 1)])
 
 OPTIONS = st.builds(
     lambda watermarks, **fields: QueueOptions(high_watermark=watermarks[0], low_watermark=watermarks[1], **fields),
@@ -60,9 +63,9 @@ OPTIONS = st.builds(
     tenant_attribute=st.sampled_from(["tenant", "tenant", "tenant", "team"]),
     tenant_weights=st.sampled_from([{}, {"x": 3}, {"x": 2, "": 5}, {"y": 1_000}]),
     limits=st.lists(LIMITS, max_size=3),
-    starvation_every=st.sampled_from([0, 2, 3]),
-    starvation_after_ms=st.sampled_from([0, 50, 300]),
-    capacity=st.sampled_from([14, 9, 6]),
+    starvation_every=st.sampled_from([2, 3, 0]),
+    starvation_after_ms=st.sampled_from([50, 0, 200]),
+    capacity=st.sampled_from([20, 14, 9]),
     backpressure_cooldown_ms=st.sampled_from([0, 500]),
     lease_duration_ms=st.just(1_000),
     max_delivery_attempts=st.just(2),
@@ -83,7 +86,7 @@ SPECS: st.SearchStrategy[Record] = st.fixed_dictionaries(
         ),
         "class": CLASSES,
         "weight": WEIGHTS,
-        "delay": DELAYS,
+        "delay": st.sampled_from([None, None, None, None, None, 0, 200, 1_500]),
         "named": st.sampled_from([False, False, False, True]),
     }
 ).map(lambda spec: {**spec, "request": request_of(spec) if spec["named"] else None})
@@ -148,7 +151,7 @@ class GatesMachine(RuleBasedStateMachine):
 
     # -- workers -------------------------------------------------------------------------------
 
-    @rule(specs=st.lists(SPECS, min_size=1, max_size=4))
+    @rule(specs=st.lists(SPECS, min_size=1, max_size=5))
     def enqueue(self, specs: list[Record]) -> None:
         model = self.shard.model
         allowed, fresh = model.refusals(specs), len(model.fresh(specs))
@@ -163,43 +166,56 @@ class GatesMachine(RuleBasedStateMachine):
             assert sum(not result.duplicate for result in answer.results) == fresh
             assert answer.pending_count == len(model.having("ready", "delayed"))
 
+    @rule(specs=st.lists(SPECS, min_size=1, max_size=5), count=st.integers(1, 3), filter_=FILTERS)
+    def enqueue_and_lease(self, specs: list[Record], count: int, filter_: Any) -> None:
+        self.enqueue(specs)
+        self.lease(count, filter_, None)
+
     @precondition(is_pending)
     @rule(count=st.integers(1, 3), filter_=FILTERS, peer=st.sampled_from([None, "p1"]))
     def lease(self, count: int, filter_: Any, peer: str | None) -> None:
         types, tenants = filter_ if self.filters else (None, None)
-        caller = Caller(peer_id=peer)
-        self.shard.do(cmd.GrantLeases(caller, count, resource_types=types, tenants=tenants))
+        self.shard.do(cmd.GrantLeases(Caller(peer_id=peer), count, resource_types=types, tenants=tenants))
 
     @precondition(is_leased)
-    @rule(pick=PICKS, follow_ups=st.one_of(st.just([]), st.lists(SPECS, max_size=2)))
-    def complete(self, pick: int, follow_ups: list[Record]) -> None:
+    @rule(ends=st.lists(ENDS, min_size=1, max_size=3))
+    def acknowledge(self, ends: list[tuple[int, str, int | None]]) -> None:
+        for end in ends:
+            if is_leased(self):
+                self._end(*end)
+
+    @precondition(is_pending)
+    @rule(rounds=st.lists(st.tuples(st.integers(1, 2), FILTERS, ENDS), min_size=2, max_size=5))
+    def work(self, rounds: list[tuple[int, Any, tuple[int, str, int | None]]]) -> None:
+        """A worker that goes on for a while: takes some, is done with one, takes more."""
+        for count, filter_, end in rounds:
+            self.lease(count, filter_, "p1")
+            self.acknowledge([end])
+            self.shard.now += 60
+
+    def _end(self, pick: int, how: str, delay: int | None) -> None:
+        sequence_id = self._pick(pick, "leased")
+        token = self.shard.lease_of(sequence_id).token
+        commands: dict[str, cmd.Command] = {
+            "complete": cmd.CompleteItem(token),
+            "retry": cmd.FailItem(token, mode="retry", delay_ms=delay),
+            "fail": cmd.FailItem(token, mode="release", delay_ms=delay),
+            "dead": cmd.FailItem(token, mode="dead"),
+            "release": cmd.ReleaseItem(token, delay_ms=delay),
+            "heartbeat": cmd.ExtendLease(token),
+        }
+        self.shard.do(commands[how], self.shard.in_time(sequence_id))
+
+    @precondition(is_leased)
+    @rule(pick=PICKS, follow_ups=st.lists(SPECS, min_size=1, max_size=2))
+    def go_on_with(self, pick: int, follow_ups: list[Record]) -> None:
         """Follow-ups come in whatever is paused or full: the work they belong to was let in before."""
         items = [new_item_of(spec) for spec in follow_ups]
-        self.shard.complete(self._pick(pick, "leased"), follow_ups=items or None)
-
-    @precondition(is_leased)
-    @rule(pick=PICKS, mode=st.sampled_from(["retry", "release", "dead"]), delay=DELAYS)
-    def fail(self, pick: int, mode: Any, delay: int | None) -> None:
-        sequence_id = self._pick(pick, "leased")
-        token = self.shard.lease_of(sequence_id).token
-        self.shard.do(cmd.FailItem(token, mode=mode, delay_ms=delay), self.shard.in_time(sequence_id))
-
-    @precondition(is_leased)
-    @rule(pick=PICKS, delay=DELAYS)
-    def release(self, pick: int, delay: int | None) -> None:
-        sequence_id = self._pick(pick, "leased")
-        token = self.shard.lease_of(sequence_id).token
-        self.shard.do(cmd.ReleaseItem(token, delay_ms=delay), self.shard.in_time(sequence_id))
-
-    @precondition(is_leased)
-    @rule(pick=PICKS)
-    def heartbeat(self, pick: int) -> None:
-        sequence_id = self._pick(pick, "leased")
-        self.shard.do(cmd.ExtendLease(self.shard.lease_of(sequence_id).token), self.shard.in_time(sequence_id))
+        self.shard.complete(self._pick(pick, "leased"), follow_ups=items)
 
     # -- time ----------------------------------------------------------------------------------
 
-    @rule(ms=STEPS_MS, advance=st.sampled_from([True, True, False]), expire=st.sampled_from([True, True, False]))
+    @rule(ms=STEPS_MS, advance=st.sampled_from([True, True, False]), expire=st.sampled_from([True, False]))
     def let_time_pass(self, ms: int, advance: bool, expire: bool) -> None:
         self.shard.now += ms
         if advance:
@@ -209,15 +225,11 @@ class GatesMachine(RuleBasedStateMachine):
 
     # -- operators -----------------------------------------------------------------------------
 
-    @precondition(is_pending)
-    @rule(pick=PICKS)
-    def cancel_pending(self, pick: int) -> None:
-        self.shard.do(cmd.CancelItem(self._pick(pick, "ready", "delayed")))
-
-    @precondition(is_leased)
-    @rule(pick=PICKS, force=st.booleans())
-    def cancel_leased(self, pick: int, force: bool) -> None:
-        self.shard.do(cmd.CancelItem(self._pick(pick, "leased"), force=force))
+    @precondition(lambda self: is_pending(self) or is_leased(self))
+    @rule(pick=PICKS, pending=st.booleans(), force=st.booleans())
+    def cancel(self, pick: int, pending: bool, force: bool) -> None:
+        wanted = ("ready", "delayed") if pending and is_pending(self) else ("ready", "delayed", "leased")
+        self.shard.do(cmd.CancelItem(self._pick(pick, *wanted), force=force))
 
     @precondition(is_dead)
     @rule(picks=st.lists(PICKS, min_size=1, max_size=3), rate=st.sampled_from([None, None, 2]))
@@ -226,8 +238,8 @@ class GatesMachine(RuleBasedStateMachine):
         chosen = list(dict.fromkeys(self._pick(pick, "dead") for pick in picks))
         self.shard.do(cmd.RedriveItems(cmd.DeadLetterSelection(sequence_ids=chosen), rate_per_second=rate))
 
-    @precondition(lambda self: is_pending(self) and self.steps % 4 == 0)
-    @rule(count=st.integers(1, 4), pause_intake=st.booleans())
+    @precondition(lambda self: is_pending(self) and self.steps % 3 == 0)
+    @rule(count=st.integers(1, 4), pause_intake=st.sampled_from([False, False, False, True]))
     def drain(self, count: int, pause_intake: bool) -> None:
         pending = len(self.shard.model.having("ready", "delayed"))
         answer = self.shard.do(cmd.DrainItems(count, pause_intake=pause_intake))
@@ -243,32 +255,29 @@ class GatesMachine(RuleBasedStateMachine):
         chosen = [self.drained[pick % len(self.drained)] for pick in picks]
         self.shard.do(cmd.RestoreItems([msgspec.json.decode(item, type=ev.RestoredItem) for item in chosen]))
 
-    @precondition(lambda self: self.steps % 2 == 0)
-    @rule(scope=SCOPES, intake=st.booleans(), lasts=st.sampled_from([None, 1, 400, 1_000]))
+    @precondition(lambda self: len(self.shard.model.pauses) < 2 and self.steps % 3 == 1)
+    @rule(scope=SCOPES, intake=st.booleans(), lasts=st.sampled_from([400, 1, 1_000, None]))
     def pause(self, scope: Scope, intake: bool, lasts: int | None) -> None:
         self.pauses_made += 1
         # The reason is the pause's own: by it `why` can be taken at its word.
         reason = f"pause {self.pauses_made}"
         until = None if lasts is None else self.shard.now + lasts
         self.shard.pause(cmd.PauseScope(*scope, intake=intake, reason=reason, until_ms=until))
+        self._pause_wrongly()
 
-    @rule(scope=SCOPES)
-    def resume(self, scope: Scope) -> None:
-        self.shard.resume(scope)
-
-    @precondition(lambda self: bool(self.shard.model.pauses))
-    @rule(pick=PICKS)
-    def resume_what_is_paused(self, pick: int) -> None:
-        paused = list(self.shard.model.pauses)
-        self.shard.resume(paused[pick % len(paused)])
-
-    @precondition(lambda self: self.steps % 8 == 7)
-    @rule(ago=st.sampled_from([0, 1_000]))
-    def pause_wrongly(self, ago: int) -> None:
+    def _pause_wrongly(self) -> None:
         both = self.shard.ask(cmd.PauseScope("a", "x"))
         assert both.code == "resourcelease.scope.invalid"
-        over = self.shard.ask(cmd.PauseScope(until_ms=self.shard.now - ago))
+        over = self.shard.ask(cmd.PauseScope(until_ms=self.shard.now))
         assert over.code == "resourcelease.until.invalid"
+
+    @precondition(lambda self: bool(self.shard.model.pauses))
+    @rule(pick=PICKS, scope=SCOPES)
+    def resume(self, pick: int, scope: Scope) -> None:
+        """What is paused, and what may well not be."""
+        paused = list(self.shard.model.pauses)
+        self.shard.resume(paused[pick % len(paused)])
+        self.shard.resume(scope)
 
     @precondition(lambda self: self.steps % 4 == 2)
     @rule(options=OPTIONS)
@@ -282,17 +291,17 @@ class GatesMachine(RuleBasedStateMachine):
 
     # -- crashes and snapshots -----------------------------------------------------------------
 
-    @rule(down=st.sampled_from([None, 0, 700]))
-    def crash(self, down: int | None) -> None:
-        """Whoever takes over moves the leases by the time nobody was there."""
-        self.shard.recover()
+    @precondition(lambda self: bool(self.shard.model.items))
+    @rule(down=st.sampled_from([None, 0, 700]), snapshot=st.booleans())
+    def crash(self, down: int | None, snapshot: bool) -> None:
+        """What comes back is from the log or from a snapshot; a new leader moves the leases by the time away."""
+        if snapshot:
+            self.shard.state = through_snapshot(self.shard.state)
+        else:
+            self.shard.recover()
         if down is not None:
             self.shard.now += down
             self.shard.do(cmd.ElectLeader(2, "node-2"))
-
-    @rule()
-    def go_on_from_a_snapshot(self) -> None:
-        self.shard.state = through_snapshot(self.shard.state)
 
     # -- asking why ----------------------------------------------------------------------------
 
@@ -312,6 +321,8 @@ class GatesMachine(RuleBasedStateMachine):
         self.shard.check()
         self.shard.check_next_grants()
         check_next_has_no_gates(self.shard)
+        if self.steps % 3 == 0 and is_pending(self):
+            self.ask_why(self.steps // 3, self.steps % 2 == 0)
 
 
 @pytest.mark.timeout(7_200 if LONG else 900)

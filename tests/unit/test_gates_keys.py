@@ -383,21 +383,21 @@ def test_fifo_grants_first_attempts_of_a_key_in_order(head: str) -> None:
 def cost_of_cycles(options: QueueOptions, waiting: int) -> int:
     """Operations of 20 cycles in which the head of a hot key fails and another key is served."""
     kernel = Kernel(options)
-    fill(kernel, waiting, lambda n: new_item("hot"))
+    fill(kernel, waiting, resource_id="hot")
     kernel.enqueue(*[new_item(f"cold-{n}") for n in range(200)])
 
-    def cycle() -> None:
-        for lease in kernel.lease(2):
-            if lease.payload.resource_id == "hot":
-                kernel.fail(lease.token, delay_ms=SECOND)
-            else:
-                kernel.complete(lease.token)
-        kernel.enqueue(new_item("cold"))
-        kernel.pass_time(SECOND)
+    def cycles(count: int) -> None:
+        for _ in range(count):
+            for lease in kernel.lease(2):
+                if lease.payload.resource_id == "hot":
+                    kernel.fail(lease.token, delay_ms=SECOND)
+                else:
+                    kernel.complete(lease.token)
+            kernel.enqueue(new_item("cold"))
+            kernel.pass_time(SECOND)
 
-    for _ in range(5):
-        cycle()
-    return operations(lambda: [cycle() for _ in range(20)])
+    cycles(5)
+    return operations(lambda: cycles(20))
 
 
 @pytest.mark.parametrize(

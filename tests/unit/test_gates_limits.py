@@ -13,7 +13,7 @@ from omnirelay.core.options import Limit, QueueOptions
 from omnirelay.core.payload import NewItem
 from omnirelay.errors import InvalidArgument
 from tests.builders import Kernel, new_item
-from tests.gates import ENDS, SECOND, fill, ids, in_partition, of_tenant, tenants, types
+from tests.gates import ENDS, SECOND, fill, ids, in_partition, of_tenant, pause, resume, tenants, types
 
 By = Literal["type", "tenant", "key"]
 KINDS: tuple[By, ...] = ("type", "tenant", "key")
@@ -107,9 +107,9 @@ def test_limits_of_several_kinds_hold_together() -> None:
             limits=[Limit(by="type", max=4), Limit(by="tenant", max=3), Limit(by="key", max=2)],
         )
     )
-    fill(kernel, 5, lambda n: of_tenant("a", "one"))
-    fill(kernel, 5, lambda n: of_tenant("a", "two"))
-    fill(kernel, 5, lambda n: of_tenant("b", "three"))
+    fill(kernel, 5, tenant="a", resource_id="one")
+    fill(kernel, 5, tenant="a", resource_id="two")
+    fill(kernel, 5, tenant="b", resource_id="three")
     granted = kernel.lease(20)
     assert len(granted) == 4
     assert tenants(granted).count("a") <= 3
@@ -119,16 +119,16 @@ def test_limits_of_several_kinds_hold_together() -> None:
 
 def test_a_tenant_at_its_limit_does_not_keep_others_waiting() -> None:
     kernel = limited("tenant", 1, "greedy")
-    fill(kernel, 50, lambda n: of_tenant("greedy", str(n)))
-    fill(kernel, 50, lambda n: of_tenant("modest", str(n)))
+    fill(kernel, 50, tenant="greedy")
+    fill(kernel, 50, tenant="modest")
     assert tenants(kernel.lease(100)).count("greedy") == 1
     assert kernel.state.ready.live == 49
 
 
 def test_a_type_at_its_limit_does_not_keep_lower_classes_of_others_waiting() -> None:
     kernel = limited("type", 1, "table")
-    fill(kernel, 5, lambda n: new_item(str(n), priority=0))
-    fill(kernel, 5, lambda n: new_item(str(n), resource_type="view", priority=9))
+    fill(kernel, 5, priority=0)
+    fill(kernel, 5, resource_type="view", priority=9)
     assert types(kernel.lease(10)) == ["table"] + ["view"] * 5
 
 
@@ -171,8 +171,8 @@ def test_items_of_a_limited_key_come_by_class_and_then_by_age() -> None:
 
 def test_the_starvation_guard_keeps_to_limits() -> None:
     kernel = limited("type", 1, "slow", starvation_every=2)
-    fill(kernel, 5, lambda n: new_item(str(n), resource_type="slow", priority=9))
-    fill(kernel, 100, lambda n: new_item(str(n), priority=0))
+    fill(kernel, 5, resource_type="slow", priority=9)
+    fill(kernel, 100, priority=0)
     kernel.pass_time(61 * SECOND)
     granted = kernel.lease(50)
     assert types(granted).count("slow") == 1
@@ -240,7 +240,7 @@ def test_a_light_item_of_a_lower_class_passes_a_heavy_one_behind_it() -> None:
 
 def test_a_heavy_item_is_not_kept_out_by_light_ones_that_keep_coming() -> None:
     kernel = limited("tenant", 10)
-    fill(kernel, 10, lambda n: of_tenant("a", str(n)))
+    fill(kernel, 10, tenant="a")
     live = kernel.lease(10)
     (heavy,) = kernel.enqueue(of_tenant("a", "heavy", weight=10))
     for number in range(10):
@@ -271,7 +271,7 @@ def test_the_first_limit_that_matches_holds() -> None:
     ]
     kernel = Kernel(QueueOptions(limits=limits))
     for kind in ("table", "topic", "view"):
-        fill(kernel, 5, lambda n, kind=kind: new_item(str(n), resource_type=kind))  # type: ignore[misc]
+        fill(kernel, 5, resource_type=kind)
     granted = types(kernel.lease(20))
     assert {kind: granted.count(kind) for kind in ("table", "topic", "view")} == {"table": 3, "topic": 1, "view": 2}
 
@@ -279,14 +279,14 @@ def test_the_first_limit_that_matches_holds() -> None:
 def test_a_wider_limit_in_front_hides_a_narrower_one() -> None:
     limits = [Limit(by="tenant", match="*", max=4), Limit(by="tenant", match="a", max=1)]
     kernel = Kernel(QueueOptions(limits=limits))
-    fill(kernel, 5, lambda n: of_tenant("a", str(n)))
+    fill(kernel, 5, tenant="a")
     assert len(kernel.lease(20)) == 4
 
 
 def test_limits_of_other_kinds_do_not_count_as_a_match() -> None:
     limits = [Limit(by="tenant", match="*", max=4), Limit(by="type", match="*", max=2)]
     kernel = Kernel(QueueOptions(limits=limits))
-    fill(kernel, 9, lambda n: of_tenant("a", str(n)))
+    fill(kernel, 9, tenant="a")
     assert len(kernel.lease(20)) == 2
 
 
@@ -408,6 +408,34 @@ def test_no_limit_is_ever_exceeded_whatever_happens() -> None:
                 kernel.complete(lease.token)
         kernel.pass_time(random.randint(0, 100))
         live = {number: lease for number, lease in live.items() if kernel.state_of(number) == "leased"}
+
+
+def test_names_that_are_gone_leave_no_limit_behind() -> None:
+    kernel = Kernel(QueueOptions(limits=[Limit(by="tenant", max=30), Limit(by="type", max=30)]))
+    fill(kernel, 2_000, tenant="steady")
+    held: list[GrantedLease] = []
+    for number in range(400):
+        kernel.enqueue(of_tenant(f"t{number}", resource_type=f"t{number}"))
+        held += kernel.lease(4)
+        while len(held) > 20:
+            kernel.complete(held.pop(0).token)
+    schedule = kernel.state.schedule
+    assert sum(schedule.tenants.known(f"t{number}") is not None for number in range(400)) <= 100
+    assert sum(schedule.types.known(f"t{number}") is not None for number in range(400)) <= 100
+
+
+def test_a_pause_in_between_does_not_disturb_the_count_of_a_limit() -> None:
+    for scope in ({"resource_type": "table"}, {"tenant": "acme"}, {}):
+        kernel = Kernel(QueueOptions(limits=[Limit(by="tenant", max=2), Limit(by="type", max=2)]))
+        kernel.enqueue(*[of_tenant("acme", str(n)) for n in range(5)])
+        first, second = kernel.lease(10)
+        pause(kernel, **scope)
+        kernel.complete(first.token)
+        assert kernel.lease(10) == []
+        resume(kernel, **scope)
+        assert ids(kernel.lease(10)) == [3]
+        kernel.complete(second.token)
+        assert ids(kernel.lease(10)) == [4]
 
 
 # -- bad input -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from omnirelay.core import commands as cmd
 from omnirelay.core import events as ev
 from omnirelay.core.answers import CompleteAnswer, GrantedLease
 from omnirelay.core.evolve import evolve_all, evolve_completed, evolve_granted
-from omnirelay.core.intake import check_caller, check_storable
+from omnirelay.core.intake import caller_bytes, check_batch, check_caller, check_grant, check_storable
 from omnirelay.core.items import COMPLETE
 from omnirelay.core.rules.acknowledge import (
     PLAIN_COMPLETE,
@@ -30,7 +30,6 @@ from omnirelay.core.rules.acknowledge import (
 )
 from omnirelay.core.rules.enqueue import decide_enqueue
 from omnirelay.core.rules.grant import (
-    check_grant,
     decide_next_grant,
     describe_grant,
     filter_of,
@@ -77,7 +76,8 @@ def _apply_plain_complete(
 ) -> CompleteAnswer:
     """The commonest acknowledgement without the lists and tables that the others need; the rules are the same."""
     try:
-        item, lease = find_lease(state, command.token, command.caller, arrived_ms, COMPLETE)
+        asked: Any = command
+        item, lease = find_lease(state, asked.token, command.caller, arrived_ms, COMPLETE)
     except _WRONG_TYPES as error:
         raise _misplaced(error) from error
     if item is None:
@@ -95,7 +95,7 @@ def apply_grants(
     state: State, command: cmd.GrantLeases, now_ms: int, ids: Ids, out: list[ev.Event]
 ) -> list[GrantedLease]:
     """Grant up to `items_max` leases; a repeat by request id gets what it still holds, and nothing new."""
-    check_grant(state, command)
+    check_grant(command, state.options)
     if command.request_id is not None:
         repeated = repeated_grants(state, command, now_ms)
         if repeated:
@@ -136,6 +136,15 @@ def decide(state: State, command: Any, now_ms: int, arrived_ms: int) -> tuple[li
                 check_storable(events)
             return events, answer
         return _UPKEEP[kind](state, command, now_ms)
+    except _WRONG_TYPES as error:
+        raise _misplaced(error) from error
+
+
+def check_enqueue(state: State, command: cmd.EnqueueItems) -> None:
+    """Refuse what is wrong in itself, whether there is room for it or not."""
+    try:
+        check_caller(command.caller)
+        check_batch(command.items, state.options.body_limit, per_item=caller_bytes(command.caller))
     except _WRONG_TYPES as error:
         raise _misplaced(error) from error
 

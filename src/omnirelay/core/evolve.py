@@ -95,12 +95,16 @@ def evolve_enqueue(state: State, event: ev.Enqueue) -> None:
         item.with_trail().parent = event.parent_sequence_id
     if key is not None:
         _remember_request(state, key, sequence_id, event.payload_digest or b"")
+    schedule = state.schedule
     if not_before is None:
         state.ready.enter(item)
+        if not schedule.keyed:
+            schedule.stand(item, event.timestamp)
+            return
     else:
         item.state = DELAYED
         state.delayed.push(not_before, item)
-    state.schedule.admit(item, event.timestamp)
+    schedule.admit(item, event.timestamp)
 
 
 def _evolve_restored(state: State, event: ev.RestoreSnapshot) -> None:
@@ -545,8 +549,10 @@ def _evolve_backpressure(state: State, event: ev.BackpressureChanged) -> None:
 def _evolve_options(state: State, event: ev.OptionsChanged) -> None:
     gates = state.options.gates()
     state.options = event.options
+    grants = state.schedule.grants
     if event.options.gates() != gates:
         _reschedule(state, event.timestamp)
+    state.schedule.count_grants(grants, event.options.starvation_every)
     while len(state.ended_order) > event.options.ended_lease_max:
         del state.ended[state.ended_order.popleft().token.lease_id]
 
@@ -554,7 +560,6 @@ def _evolve_options(state: State, event: ev.OptionsChanged) -> None:
 def _reschedule(state: State, now_ms: int) -> None:
     """The rules of who is next have changed: everybody starts over under the new ones."""
     schedule = Schedule(state.options)
-    schedule.grants = state.schedule.grants
     schedule.load_pauses(state.pauses.values())
     schedule.load(item for item in state.items.values() if item.state <= LEASED)
     for level in schedule.levels:

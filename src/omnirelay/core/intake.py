@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 
-from omnirelay.core.commands import Progress
+from omnirelay.core.commands import CompleteItem, FailItem, GrantLeases, Progress, ReleaseItem
 from omnirelay.core.events import Event
 from omnirelay.core.items import size_of
-from omnirelay.core.options import COMMAND_BYTES_MAX
+from omnirelay.core.options import COMMAND_BYTES_MAX, QueueOptions
 from omnirelay.core.payload import (
     ANONYMOUS,
     DEFAULT_PRIORITY,
@@ -49,6 +49,16 @@ _wire_form = msgspec.msgpack.Encoder().encode
 _encode = msgspec.json.Encoder().encode
 
 
+LEASES_MAX: Final = 1_000
+"""Most leases one call may take."""
+
+FILTER_MAX: Final = 1_000
+"""Most resource types or tenants one call may name."""
+
+_SURROGATE_FIRST: Final = chr(0xD800)
+_SURROGATE_LAST: Final = chr(0xDFFF)
+
+
 def refuse(field: str, why: str, *, code: str | None = None, **details: Any) -> NoReturn:
     raise InvalidArgument(f"{field} {why}", code=code or f"resourcelease.{field}.invalid", field=field, **details)
 
@@ -58,7 +68,7 @@ def is_clean(text: object, length_max: int = NAME_MAX) -> bool:
     if type(text) is not str or len(text) > length_max:
         return False
     return text.isprintable() or not any(
-        (c < " " and c not in "\t\n\r") or c == "\x7f" or "\ud800" <= c <= "\udfff" for c in text
+        (c < " " and c not in "\t\n\r") or c == "\x7f" or _SURROGATE_FIRST <= c <= _SURROGATE_LAST for c in text
     )
 
 
@@ -276,6 +286,47 @@ def check_token(token: OwnershipToken) -> OwnershipToken:
     if token.lease_id.islower():
         return token
     return OwnershipToken(token.sequence_id, token.attempt, token.lease_id.lower(), token.fence)
+
+
+def check_grant(command: GrantLeases, options: QueueOptions) -> None:
+    check_required_number("maxItems", command.items_max, 1, LEASES_MAX)
+    check_number("leaseDurationMs", command.lease_duration_ms, 1, options.max_lease_duration_ms)
+    check_name("requestId", command.request_id, CALLER_MAX)
+    check_caller(command.caller)
+    if command.resource_types is not None:
+        check_names("resourceTypes", command.resource_types, FILTER_MAX)
+    if command.tenants is not None:
+        check_names("tenants", command.tenants, FILTER_MAX)
+
+
+def check_completion(command: CompleteItem, options: QueueOptions) -> None:
+    check_name("resultEncoding", command.result_encoding)
+    check_caller(command.caller)
+    if command.result is not None:
+        if type(command.result) is not bytes:
+            refuse("result", "must be bytes")
+        if len(command.result) > options.body_limit:
+            refuse(
+                "result",
+                f"has {len(command.result)} bytes, the limit is {options.body_limit}",
+                code="resourcelease.payload.too_large",
+                limit=options.body_limit,
+            )
+    if command.follow_ups:
+        check_batch(command.follow_ups, options.body_limit, per_item=caller_bytes(command.caller))
+
+
+def check_failure(command: FailItem) -> None:
+    if command.mode not in ("retry", "release", "dead"):
+        refuse("mode", "must be retry, release or dead")
+    check_text("reason", command.reason, TEXT_MAX)
+    check_name("errorCode", command.error_code)
+    check_number("delayMs", command.delay_ms, 0, DELAY_MAX_MS)
+    check_attributes("metadata", command.metadata)
+
+
+def check_release(command: ReleaseItem) -> None:
+    check_number("delayMs", command.delay_ms, 0, DELAY_MAX_MS)
 
 
 def encode_progress(progress: Progress) -> bytes:

@@ -1,9 +1,8 @@
 """The records a shard keeps in memory, one of each per item and per lease.
 
-Flat structs that hold no cycles, so the garbage collector never looks at them: with a million
-items that is the difference between a pause and none, and creating one is cheaper than with a plain
-class. What few items need (errors, progress, results) sits in a `Trail` made on demand.
-Snapshots hold these very records, as arrays: a new field goes to the end and has a default.
+Flat objects with slots that hold no cycles; compiled, they are C structs that the garbage collector never looks at.
+What few items need (errors, progress, results) sits in a `Trail` made on demand. How they lie in a snapshot is the
+business of `records`.
 
     DELAYED ──▶ READY ──▶ LEASED ──▶ COMPLETED
                   ▲          ├─────▶ DEAD ──▶ READY (redriven)
@@ -15,9 +14,9 @@ from __future__ import annotations
 from sys import intern
 from typing import Final
 
-import msgspec
-
-from omnirelay.core.payload import ErrorInfo, OwnershipToken, Payload
+from omnirelay.core.native import mypyc_attr
+from omnirelay.core.payload import OwnershipToken, Payload
+from omnirelay.core.trail import Trail
 
 DELAYED: Final = 0
 READY: Final = 1
@@ -38,65 +37,112 @@ LOST: Final = 4
 VERB_NAMES: Final = ("", "complete", "fail", "release", "")
 
 
-class Lease(msgspec.Struct, array_like=True, eq=False, gc=False):
+@mypyc_attr(acyclic=True)
+class Lease:
     """Who owns an item, and for how long. From `verb` on it is how the lease ended, for repeated acknowledgements."""
 
-    token: OwnershipToken
-    owner: str
-    principal: str | None
-    granted_at: int
-    deadline: int
-    duration: int
-    request_key: str | None
-    heartbeat_at: int = 0
-    """When the last heartbeat came; 0 while none has."""
-    verb: int = NO_VERB
-    ended_at: int = 0
-    answer_state: int = LEASED
-    answer_not_before: int | None = None
-    follow_up_ids: list[int] | None = None
+    __slots__ = (
+        "answer_not_before",
+        "answer_state",
+        "deadline",
+        "duration",
+        "ended_at",
+        "follow_up_ids",
+        "granted_at",
+        "heartbeat_at",
+        "owner",
+        "principal",
+        "request_key",
+        "token",
+        "verb",
+    )
+
+    def __init__(
+        self,
+        token: OwnershipToken,
+        owner: str,
+        principal: str | None,
+        granted_at: int,
+        deadline: int,
+        duration: int,
+        request_key: str | None,
+    ) -> None:
+        self.token = token
+        self.owner = owner
+        self.principal = principal
+        self.granted_at = granted_at
+        self.deadline = deadline
+        self.duration = duration
+        self.request_key = request_key
+        self.heartbeat_at = 0
+        """When the last heartbeat came; 0 while none has."""
+        self.verb = NO_VERB
+        self.ended_at = 0
+        self.answer_state = LEASED
+        self.answer_not_before: int | None = None
+        self.follow_up_ids: list[int] | None = None
 
 
-class Trail(msgspec.Struct, array_like=True, eq=False, gc=False):
-    """What happened to an item beyond its plain life."""
-
-    last_error: ErrorInfo | None = None
-    last_token: OwnershipToken | None = None
-    progress: bytes | None = None
-    result: bytes | None = None
-    result_encoding: str | None = None
-    parent: int | None = None
-    cancel_requested: bool = False
-    cancel_reason: str | None = None
-    undelivered: int = 0
-    attempt_floor: int = 0
-    """Attempts made before the last redrive: they no longer count against the limit."""
-
-
-class Item(msgspec.Struct, array_like=True, eq=False, gc=False):
+@mypyc_attr(acyclic=True)
+class Item:
     """One piece of work, from its enqueue until it is forgotten.
 
     `stamp` is the number of the event that put the item where it is now: queues recognise by it
-    whether an entry still stands. `size` is what the item counts against byte capacities.
+    whether an entry still stands. `size` is what the item counts against byte capacities. `order` is its place among
+    others: its sequence id, or a later one when it was redriven to the tail of a queue.
     """
 
-    sequence_id: int
-    payload: Payload
-    state: int
-    stamp: int
-    attempt: int
-    priority: int
-    weight: int
-    max_attempts: int | None
-    enqueued_at: int
-    not_before: int | None
-    size: int
-    request_key: bytes | None
-    order: int
-    """Its place among others: its sequence id, or a later one when it was redriven to the tail of a queue."""
-    lease: Lease | None = None
-    trail: Trail | None = None
-    ended_at: int = 0
+    __slots__ = (
+        "attempt",
+        "ended_at",
+        "enqueued_at",
+        "lease",
+        "max_attempts",
+        "not_before",
+        "order",
+        "payload",
+        "priority",
+        "request_key",
+        "sequence_id",
+        "size",
+        "stamp",
+        "state",
+        "trail",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        sequence_id: int,
+        payload: Payload,
+        state: int,
+        stamp: int,
+        attempt: int,
+        priority: int,
+        weight: int,
+        max_attempts: int | None,
+        enqueued_at: int,
+        not_before: int | None,
+        size: int,
+        request_key: bytes | None,
+        order: int,
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.payload = payload
+        self.state = state
+        self.stamp = stamp
+        self.attempt = attempt
+        self.priority = priority
+        self.weight = weight
+        self.max_attempts = max_attempts
+        self.enqueued_at = enqueued_at
+        self.not_before = not_before
+        self.size = size
+        self.request_key = request_key
+        self.order = order
+        self.lease: Lease | None = None
+        self.trail: Trail | None = None
+        self.ended_at = 0
 
     def with_trail(self) -> Trail:
         trail = self.trail

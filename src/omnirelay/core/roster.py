@@ -29,16 +29,16 @@ class Roster:
 
     def left(self) -> None:
         """An item is about to be, or already is, in another state."""
-        self.live -= 1
-        line = self._line
-        while line and line[0].state != READY:
-            line.popleft()
-        if len(line) > 2 * self.live + _SLACK:
+        self.live = live = self.live - 1
+        if len(self._line) > 2 * live + _SLACK:
             self._line = deque(self)
 
     def first(self) -> Item | None:
-        """The one that has been ready for longest, as far as it is in its first line."""
-        return next(iter(self), None)
+        """The one that has been ready for longest. Drops what it finds before it: nobody looks at that twice."""
+        line = self._line
+        while line and line[0].state != READY:
+            line.popleft()
+        return line[0] if line else None
 
     def __iter__(self) -> Iterator[Item]:
         seen: set[int] = set()

@@ -14,7 +14,7 @@ held back too, or light items would keep a heavy one out for ever.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, cast
+from typing import Final
 
 from omnirelay.core.items import LEASED, READY, Item
 from omnirelay.core.keys import Key, Keys
@@ -25,6 +25,11 @@ from omnirelay.core.scopes import Scope, Scopes
 from omnirelay.core.turns import SCALE, Member, Turns
 
 CLASSES: Final = 10
+
+NEVER: Final = 1 << 62
+
+KEPT_MAX: Final = 64
+"""So many empty lanes of a share, and shares of a class, are kept when all are empty: they mostly fill again."""
 
 
 class Lane(Member):
@@ -64,26 +69,33 @@ class Share(Member):
 
     def head(self) -> Item:
         """What it offers; only when one of its lanes does."""
-        return cast(Lane, self.turns.heap[0][3]).head()
+        lane: Lane = self.turns.heap[0][3]
+        return lane.head()
 
 
 class Level:
     """One priority class."""
 
-    __slots__ = ("guarded_at", "number", "shares", "turns", "waiting_since")
+    __slots__ = ("closed_at", "filled", "guarded_at", "number", "shares", "turns", "waiting_since")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.shares: dict[str, Share] = {}
+        self.filled = 0
+        """How many shares have something standing in them."""
         self.turns = Turns()
         self.waiting_since = 0
         """Since when it has offered something without an ordinary turn."""
+        self.closed_at = 0
+        """When it last ceased to offer anything other than by a grant: one event may take a head out and put another
+        in its place, and that moment in between does not count."""
         self.guarded_at = 0
         """The count of grants when the starvation guard last chose it."""
 
     def first(self) -> Share:
         """The share whose turn it is; only when one offers."""
-        return cast(Share, self.turns.heap[0][3])
+        share: Share = self.turns.heap[0][3]
+        return share
 
 
 class Schedule:
@@ -94,6 +106,8 @@ class Schedule:
     """
 
     __slots__ = (
+        "_front",
+        "_guard_every",
         "_heaviest",
         "_loading",
         "_tenant_attribute",
@@ -101,6 +115,8 @@ class Schedule:
         "_tenant_weights",
         "gated",
         "grants",
+        "guard_at",
+        "keyed",
         "keys",
         "levels",
         "offering",
@@ -114,13 +130,20 @@ class Schedule:
         self.levels = [Level(number) for number in range(CLASSES)]
         self.offering = 0
         """A bit per class that offers something."""
+        self._front: Level | None = None
+        """The first of them."""
         self.paused = False
         """The whole shard."""
         self.grants = 0
+        self.guard_at = NEVER
+        """The count of grants after which the next one is the starvation guard's."""
+        self._guard_every = 0
+        self.count_grants(0, options.starvation_every)
         self.keys = Keys(options)
+        self.keyed = self.keys.matter
         self.types = Scopes("type", limits)
         self.tenants = Scopes("tenant", limits)
-        self.gated = self.keys.matter or self.types.any or self.tenants.any
+        self.gated = self.keyed or self.types.any or self.tenants.any
         """Whether the end of a lease can let anybody in."""
         self._tenant_attribute = options.tenant_attribute
         self._tenant_weights = options.tenant_weights
@@ -129,6 +152,12 @@ class Schedule:
         self._heaviest = 1
         self._loading = False
 
+    def count_grants(self, grants: int, guard_every: int) -> None:
+        """Go on counting from here; one grant in `guard_every` is the starvation guard's, none when it is 0."""
+        self.grants = grants
+        self._guard_every = guard_every
+        self.guard_at = NEVER if guard_every == 0 else (grants // guard_every + 1) * guard_every - 1
+
     # -- finding -------------------------------------------------------------------------------
 
     @property
@@ -136,9 +165,14 @@ class Schedule:
         """Whether a lease call that takes anything would get something."""
         return self.offering != 0 and not self.paused
 
-    def first_level(self) -> Level:
-        """The class that is next by itself; only when one offers."""
-        return self.levels[(self.offering & -self.offering).bit_length() - 1]
+    def first(self) -> Item | None:
+        """What is next when the starvation guard does not step in."""
+        front = self._front
+        if front is None or self.paused:
+            return None
+        share: Share = front.turns.heap[0][3]
+        lane: Lane = share.turns.heap[0][3]
+        return lane.queue.first()
 
     def tenant_of(self, item: Item) -> str:
         attributes = item.payload.attributes
@@ -155,13 +189,11 @@ class Schedule:
         """The lanes of a tenant that has a limit or was paused."""
         return self._tenant_lanes.get(tenant, [])
 
-    def _lane_for(self, priority: int, resource_type: str, tenant: str) -> Lane:
-        """The lane of that name; made when there is none."""
+    def _make_lane(self, priority: int, resource_type: str, tenant: str) -> Lane:
         share = self.levels[priority].shares.get(resource_type)
         if share is None:
             share = self.new_share(priority, resource_type)
-        lane = share.lanes.get(tenant)
-        return self.new_lane(share, tenant) if lane is None else lane
+        return self.new_lane(share, tenant)
 
     def new_share(self, priority: int, resource_type: str) -> Share:
         level = self.levels[priority]
@@ -180,27 +212,24 @@ class Schedule:
 
     def admit(self, item: Item, now_ms: int) -> None:
         """The item is pending from now on: ready, or delayed (which matters only where a delay holds a key)."""
-        keys = self.keys
-        if keys.matter:
-            if item.state != READY and not keys.holds_delayed:
-                return
-            key = keys.of(item)
+        ready = item.state == READY
+        if self.keyed and (ready or self.keys.holds_delayed):
+            key = self.keys.of(item)
             if key is not None:
-                if key.standing is None and key.waiting is None and not key.holders and item.state == READY:
-                    key.standing = item
-                else:
+                if not ready or key.standing is not None or key.waiting is not None or key.holders:
                     self._join_key(key, item, now_ms)
                     self._settle_key(key, now_ms)
                     return
-        if item.state == READY:
-            self._stand(item, now_ms)
+                key.standing = item
+        if ready:
+            self.stand(item, now_ms)
 
     def admit_all(self, items: list[Item], now_ms: int, *, were_delayed: bool = False) -> None:
         """Several items of one event come to their keys together, so that none stands only to make way at once."""
         keys = self.keys
         touched: dict[int, Key] = {}
         for item in items:
-            key = keys.of(item) if keys.matter else None
+            key = keys.of(item) if self.keyed else None
             if key is None:
                 self.admit(item, now_ms)
                 continue
@@ -215,7 +244,7 @@ class Schedule:
     def withdraw(self, item: Item, now_ms: int) -> None:
         """A pending item leaves. Its stamp has changed, its state has not."""
         keys = self.keys
-        if keys.matter and (item.state == READY or keys.holds_delayed):
+        if self.keyed and (item.state == READY or keys.holds_delayed):
             key = keys.of(item)
             if key is not None:
                 if key.standing is item:
@@ -230,13 +259,32 @@ class Schedule:
 
     def granted(self, item: Item, guard: bool, now_ms: int) -> None:
         """The item has become a lease; its stamp has changed."""
-        lane = self.lane_of(item)
-        share = lane.share
-        level = share.level
-        weight = item.weight
-        share.turns.charge(lane, weight * SCALE // lane.weight)
-        level.turns.charge(share, weight * SCALE)
+        payload = item.payload
+        attributes = payload.attributes
+        level = self.levels[item.priority]
+        share = level.shares[payload.resource_type]
+        lane = share.lanes["" if attributes is None else attributes.get(self._tenant_attribute, "")]
+        cost = item.weight * SCALE
+        turns = share.turns
+        # Alone is the commonest company: what `charge` would do then is done here.
+        if len(turns.heap) == 1:
+            turns.floor = lane.time
+            lane.time = time = lane.time + cost // lane.weight
+            if time > turns.highest:
+                turns.highest = time
+        else:
+            turns.charge(lane, cost // lane.weight)
+        above = level.turns
+        if len(above.heap) == 1:
+            above.floor = share.time
+            share.time = time = share.time + cost
+            if time > above.highest:
+                above.highest = time
+        else:
+            above.charge(share, cost)
         self.grants += 1
+        if self.grants > self.guard_at:
+            self.guard_at += self._guard_every
         if guard:
             level.guarded_at = self.grants
         else:
@@ -248,10 +296,14 @@ class Schedule:
         if self.gated:
             self._occupy(item)
             self._settle_lane(lane, now_ms)
-            self._settle_key_of(item, now_ms)
+            if self.keyed:
+                self._settle_key_of(item, now_ms)
         elif not queue.live:
             self._settle_lane(lane, now_ms)
-        self._forget_passed(share)
+        if turns.idle or above.idle or not share.filled:
+            self._forget(share)
+        if not above.live:
+            level.closed_at = 0
 
     def release(self, item: Item) -> None:
         """The item's lease has ended; nobody is let in yet."""
@@ -260,7 +312,7 @@ class Schedule:
             self.types.use(item.payload.resource_type, -weight)
         if self.tenants.any:
             self.tenants.use(self.tenant_of(item), -weight)
-        if self.keys.matter:
+        if self.keyed:
             key = self.keys.of(item)
             if key is not None:
                 del key.holders[item.sequence_id]
@@ -272,10 +324,14 @@ class Schedule:
             scope = self.tenants.find(self.tenant_of(item))
             if scope is not None and scope.blocked:
                 self._settle_tenant(scope, now_ms)
+            if scope is not None and scope.name not in self._tenant_lanes:
+                self.tenants.forget_unused(scope)
         if self.types.any:
             scope = self.types.find(item.payload.resource_type)
             if scope is not None and scope.blocked:
                 self._settle_type(scope, now_ms)
+            if scope is not None and not scope.used:
+                self._forget_type(scope)
         self._settle_key_of(item, now_ms)
 
     def _occupy(self, item: Item) -> None:
@@ -284,7 +340,7 @@ class Schedule:
             self.types.use(item.payload.resource_type, weight)
         if self.tenants.any:
             self.tenants.use(self.tenant_of(item), weight)
-        if self.keys.matter:
+        if self.keyed:
             key = self.keys.of(item)
             if key is not None:
                 if key.standing is item:
@@ -294,17 +350,24 @@ class Schedule:
 
     # -- standing ------------------------------------------------------------------------------
 
-    def _stand(self, item: Item, now_ms: int) -> None:
+    def stand(self, item: Item, now_ms: int) -> None:
+        """The item can be granted as far as its key is concerned."""
         payload = item.payload
         attributes = payload.attributes
         tenant = "" if attributes is None else attributes.get(self._tenant_attribute, "")
-        lane = self._lane_for(item.priority, payload.resource_type, tenant)
+        share = self.levels[item.priority].shares.get(payload.resource_type)
+        lane = None if share is None else share.lanes.get(tenant)
+        if lane is None:
+            lane = self._make_lane(item.priority, payload.resource_type, tenant)
         if item.weight > self._heaviest:
             self._heaviest = item.weight
         queue = lane.queue
         queue.push(item.order, item)
         if queue.live == 1:
-            lane.share.filled += 1
+            share = lane.share
+            share.filled += 1
+            if share.filled == 1:
+                share.level.filled += 1
         if not self._loading and (not lane.offering or self.gated):
             self._settle_lane(lane, now_ms)
 
@@ -313,15 +376,19 @@ class Schedule:
         lane.queue.left(item)
         if not lane.queue.live:
             self._emptied(lane)
-        if not lane.queue.live or self.gated:
+            self._settle_lane(lane, now_ms)
+            self._forget(lane.share)
+        elif self.gated:
             self._settle_lane(lane, now_ms)
 
     def _emptied(self, lane: Lane) -> None:
+        """Nothing stands in the lane any more; its time is remembered until everybody has passed it."""
         share = lane.share
         share.turns.rest(lane)
         share.filled -= 1
         if not share.filled:
             share.level.turns.rest(share)
+            share.level.filled -= 1
 
     def _join_key(self, key: Key, item: Item, now_ms: int) -> None:
         standing = key.standing
@@ -334,7 +401,7 @@ class Schedule:
         self.keys.wait(key, item)
 
     def _settle_key_of(self, item: Item, now_ms: int) -> None:
-        if self.keys.matter:
+        if self.keyed:
             key = self.keys.of(item)
             if key is not None:
                 self._settle_key(key, now_ms)
@@ -346,7 +413,7 @@ class Schedule:
             if head is not None:
                 keys.take_head(key)
                 key.standing = head
-                self._stand(head, now_ms)
+                self.stand(head, now_ms)
                 return
             keys.forget_unused(key)
 
@@ -419,33 +486,62 @@ class Schedule:
                 turns.put(share)
             else:
                 turns.join(share)
-                if turns.live == 1:
+                if turns.live == 1 and level.closed_at != now_ms:
                     level.waiting_since = now_ms
-            self.offering |= 1 << level.number
+            if turns.live == 1:
+                self._open(level, True)
         else:
             turns.leave(share)
             if not turns.live:
-                self.offering &= ~(1 << level.number)
+                level.closed_at = now_ms
+                self._open(level, False)
+
+    def _open(self, level: Level, offers: bool) -> None:
+        """The class begins or ceases to offer."""
+        bit = 1 << level.number
+        self.offering = offering = self.offering | bit if offers else self.offering & ~bit
+        self._front = self.levels[(offering & -offering).bit_length() - 1] if offering else None
 
     # -- forgetting ----------------------------------------------------------------------------
 
-    def _forget_passed(self, share: Share) -> None:
-        """Drop empty lanes and shares whose time everybody has passed: a new one would join at the same time."""
+    def _forget(self, share: Share) -> None:
+        """Drop what nobody has to remember: empty lanes and shares whose time everybody has passed."""
         turns = share.turns
-        while (name := turns.passed()) is not None:
-            lane = share.lanes.get(name)
-            if lane is not None and not lane.queue.live and lane.time <= turns.floor:
-                self._forget_lane(lane)
+        if share.filled:
+            while (name := turns.passed()) is not None:
+                lane = share.lanes.get(name)
+                if lane is not None and not lane.queue.live and lane.time <= turns.floor:
+                    self._forget_lane(lane)
+        else:
+            turns.start_over()
+            if len(share.lanes) > KEPT_MAX:
+                self._forget_lanes(share)
         level = share.level
         turns = level.turns
-        while (name := turns.passed()) is not None:
-            gone = level.shares.get(name)
-            if gone is not None and not gone.filled and gone.time <= turns.floor:
-                for lane in list(gone.lanes.values()):
-                    self._forget_lane(lane)
-                del level.shares[name]
-                if gone.scope is not None and not any(name in other.shares for other in self.levels):
-                    self.types.forget_unused(gone.scope)
+        if level.filled:
+            while (name := turns.passed()) is not None:
+                gone = level.shares.get(name)
+                if gone is not None and not gone.filled and gone.time <= turns.floor:
+                    self._forget_share(gone)
+        else:
+            turns.start_over()
+            if len(level.shares) > KEPT_MAX:
+                for empty in list(level.shares.values()):
+                    self._forget_share(empty)
+
+    def _forget_lanes(self, share: Share) -> None:
+        for lane in list(share.lanes.values()):
+            self._forget_lane(lane)
+
+    def _forget_share(self, share: Share) -> None:
+        self._forget_lanes(share)
+        del share.level.shares[share.name]
+        if share.scope is not None:
+            self._forget_type(share.scope)
+
+    def _forget_type(self, scope: Scope) -> None:
+        if not any(scope.name in level.shares for level in self.levels):
+            self.types.forget_unused(scope)
 
     def _forget_lane(self, lane: Lane) -> None:
         del lane.share.lanes[lane.name]
@@ -513,10 +609,10 @@ class Schedule:
                 if self.gated:
                     self._occupy(item)
                 continue
-            key = self.keys.of(item) if self.keys.matter else None
+            key = self.keys.of(item) if self.keyed else None
             if key is None:
                 if item.state == READY:
-                    self._stand(item, 0)
+                    self.stand(item, 0)
             elif item.state == READY or self.keys.holds_delayed:
                 self.keys.wait(key, item)
         for key in self.keys.all():
@@ -525,14 +621,22 @@ class Schedule:
         self._loading = False
 
     def _settle_all(self) -> None:
+        for level in self.levels:
+            level.turns.highest = level.turns.floor
         for share in self._shares():
+            share.turns.highest = share.turns.floor
             for lane in share.lanes.values():
                 self._settle_lane(lane, 0)
+                if lane.time > share.turns.highest:
+                    share.turns.highest = lane.time
                 if not lane.queue.live:
                     share.turns.rest(lane)
             self._settle_share(share, 0)
+            level = share.level
+            if share.time > level.turns.highest:
+                level.turns.highest = share.time
             if not share.filled:
-                share.level.turns.rest(share)
+                level.turns.rest(share)
 
 
 def _first_three(entry: tuple[int, int, str, Lane]) -> tuple[int, int, str]:

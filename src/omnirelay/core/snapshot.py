@@ -21,11 +21,10 @@ from omnirelay.core.items import (
     LEASED,
     READY,
     Item,
-    Lease,
-    intern_strings,
 )
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.pauses import Pause
+from omnirelay.core.records import ItemRecord, LeaseRecord, item_of, lease_of, record_of_item, record_of_lease
 from omnirelay.core.schedule import CLASSES, Level, Schedule
 from omnirelay.core.state import RequestRecord, State
 from omnirelay.errors import LogDamaged
@@ -58,11 +57,11 @@ class _RequestRow(msgspec.Struct, array_like=True, gc=False):
 
 
 class _ItemChunk(msgspec.Struct, array_like=True, tag="items"):
-    records: list[Item]
+    records: list[ItemRecord]
 
 
 class _EndedChunk(msgspec.Struct, array_like=True, tag="ended"):
-    records: list[Lease]
+    records: list[LeaseRecord]
 
 
 class _RequestChunk(msgspec.Struct, array_like=True, tag="requests"):
@@ -75,6 +74,7 @@ class _LevelRow(msgspec.Struct, array_like=True):
     """How far one class has come, and the members that take turns in it."""
 
     waiting_since: int
+    closed_at: int
     guarded_at: int
     floor: int
     shares: list[_ShareRow]
@@ -134,9 +134,9 @@ def _dump_chunks(state: State) -> Iterator[bytes]:
     yield _encode(_ScheduleChunk([_level_row(level) for level in state.schedule.levels]))
     items = state.items
     for ids in _sliced(sorted(items)):
-        yield _encode(_ItemChunk([items[sequence_id] for sequence_id in ids]))
+        yield _encode(_ItemChunk([record_of_item(items[sequence_id]) for sequence_id in ids]))
     for leases in _sliced(list(state.ended_order)):
-        yield _encode(_EndedChunk(list(leases)))
+        yield _encode(_EndedChunk([record_of_lease(lease) for lease in leases]))
     requests = state.requests
     keys = sorted(key for key, record in requests.items() if record.ended_at == 0)
     keys += [key for key, record in state.requests_ended if requests.get(key) is record]
@@ -157,7 +157,7 @@ def _level_row(level: Level) -> _LevelRow:
         )
         for _, share in sorted(level.shares.items())
     ]
-    return _LevelRow(level.waiting_since, level.guarded_at, level.turns.floor, shares)
+    return _LevelRow(level.waiting_since, level.closed_at, level.guarded_at, level.turns.floor, shares)
 
 
 def _sliced(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -181,7 +181,7 @@ def load(header: bytes, chunks: Iterable[bytes]) -> State:
         for chunk in chunks:
             decoded = _decode_chunk(chunk)
             if isinstance(decoded, _ItemChunk):
-                items += decoded.records
+                items += [item_of(record) for record in decoded.records]
             elif isinstance(decoded, _ScheduleChunk):
                 levels += len(decoded.records)
                 _load_schedule(state.schedule, decoded.records)
@@ -205,7 +205,6 @@ def load(header: bytes, chunks: Iterable[bytes]) -> State:
 def _load_items(state: State, items: list[Item]) -> None:
     by_state: list[list[Item]] = [[], [], [], [], [], []]
     for item in items:
-        intern_strings(item.payload)
         state.items[item.sequence_id] = item
         by_state[item.state].append(item)
         if item.state <= LEASED:
@@ -233,7 +232,7 @@ def _load_items(state: State, items: list[Item]) -> None:
 def _load_pauses(state: State, head: Header) -> None:
     state.backpressure = head.backpressure
     state.backpressure_at = head.backpressure_at
-    state.schedule.grants = head.grants
+    state.schedule.count_grants(head.grants, head.options.starvation_every)
     state.pauses = {pause.scope: pause for pause in head.pauses}
     state.schedule.load_pauses(head.pauses)
 
@@ -241,6 +240,7 @@ def _load_pauses(state: State, head: Header) -> None:
 def _load_schedule(schedule: Schedule, rows: list[_LevelRow]) -> None:
     for level, row in zip(schedule.levels, rows, strict=False):
         level.waiting_since = row.waiting_since
+        level.closed_at = row.closed_at
         level.guarded_at = row.guarded_at
         level.turns.floor = row.floor
         for share_row in row.shares:
@@ -255,8 +255,8 @@ def _fence(item: Item) -> int:
     return 0 if item.lease is None else item.lease.token.fence or 0
 
 
-def _load_ended(state: State, leases: list[Lease]) -> None:
-    for lease in leases:
+def _load_ended(state: State, records: list[LeaseRecord]) -> None:
+    for lease in map(lease_of, records):
         state.ended_order.append(lease)
         state.ended[lease.token.lease_id] = lease
 

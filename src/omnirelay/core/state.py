@@ -21,9 +21,8 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 
-import msgspec
-
 from omnirelay.core.items import Item, Lease
+from omnirelay.core.native import mypyc_attr
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.ordered import OrderedQueue
 from omnirelay.core.pauses import Pause
@@ -31,12 +30,16 @@ from omnirelay.core.roster import Roster
 from omnirelay.core.schedule import Schedule
 
 
-class RequestRecord(msgspec.Struct, gc=False):
+@mypyc_attr(acyclic=True)
+class RequestRecord:
     """An enqueue that carried a request id. `ended_at` is 0 while its item lives."""
 
-    sequence_id: int
-    payload_digest: bytes
-    ended_at: int = 0
+    __slots__ = ("ended_at", "payload_digest", "sequence_id")
+
+    def __init__(self, sequence_id: int, payload_digest: bytes, ended_at: int = 0) -> None:
+        self.sequence_id = sequence_id
+        self.payload_digest = payload_digest
+        self.ended_at = ended_at
 
 
 class DeadLetters:

@@ -9,7 +9,7 @@ Ties are broken by name, so the order follows from names and times alone.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Final
+from typing import Any, Final
 
 SCALE: Final = 1 << 20
 """What one turn of weight 1 costs: large enough that a share of a thousandth is still exact."""
@@ -31,20 +31,33 @@ class Member:
 
 
 class Turns:
-    """A heap of (time, name, ticket, member) whose first entry is always a live one."""
+    """A heap of (time, name, ticket, member) whose first entry is always a live one.
 
-    __slots__ = ("_idle", "floor", "heap", "live")
+    A member that is alone has its turns without touching the heap: the time in its entry is made good when somebody
+    joins.
+    """
+
+    __slots__ = ("_tickets", "floor", "heap", "highest", "idle", "live")
 
     def __init__(self) -> None:
-        self.heap: list[tuple[int, str, int, Member]] = []
+        self.heap: list[tuple[int, str, int, Any]] = []
+        """The members are lanes or shares; whoever takes one out says which."""
+        self._tickets = 0
+        """Counts entries: one that is forgotten and comes back must not be taken for what it left behind."""
         self.live = 0
         self.floor = 0
         """The time of the last turn: where a member joins when nobody is in."""
-        self._idle: list[tuple[int, str]] = []
+        self.highest = 0
+        """The latest time any member has had."""
+        self.idle: list[tuple[int, str]] = []
+        """When members rest, by time; see `rest`."""
+
+    def least(self) -> int:
+        """The time at which somebody would join now."""
+        return self.heap[0][3].time if self.heap else self.floor
 
     def join(self, member: Member) -> None:
-        heap = self.heap
-        least = heap[0][0] if heap else self.floor
+        least = self.least()
         if member.time < least:
             member.time = least
         self.put(member)
@@ -52,29 +65,35 @@ class Turns:
     def put(self, member: Member) -> None:
         """Let a member in at the time it has: for a state that is being loaded."""
         member.offering = True
-        member.ticket += 1
+        self._tickets += 1
+        member.ticket = self._tickets
         self.live += 1
-        heappush(self.heap, (member.time, member.name, member.ticket, member))
+        heap = self.heap
+        if len(heap) == 1:
+            alone: Member = heap[0][3]
+            heap[0] = (alone.time, alone.name, alone.ticket, alone)
+        heappush(heap, (member.time, member.name, member.ticket, member))
 
     def leave(self, member: Member) -> None:
         member.offering = False
-        member.ticket += 1
+        member.ticket = 0
         self.live -= 1
         self._settle()
 
     def charge(self, member: Member, cost: int) -> None:
         """The member has its turn."""
         heap = self.heap
-        self.floor = heap[0][0]
+        self.floor = heap[0][3].time
         member.time += cost
+        if member.time > self.highest:
+            self.highest = member.time
+        if len(heap) == 1:
+            return
         if heap[0][3] is member:
-            entry = (member.time, member.name, member.ticket, member)
-            if len(heap) == 1:
-                heap[0] = entry
-                return
-            heapreplace(heap, entry)
+            heapreplace(heap, (member.time, member.name, member.ticket, member))
         else:
-            member.ticket += 1
+            self._tickets += 1
+            member.ticket = self._tickets
             heappush(heap, (member.time, member.name, member.ticket, member))
         self._settle()
 
@@ -86,15 +105,19 @@ class Turns:
             self.heap = [entry for entry in heap if entry[2] == entry[3].ticket]
             heapify(self.heap)
 
+    def start_over(self) -> None:
+        """Everybody is gone. Who comes next owes nobody anything, and nobody's past has to be remembered."""
+        self.floor = self.highest
+
     # -- forgetting ----------------------------------------------------------------------------
 
     def rest(self, member: Member) -> None:
         """The member has become empty. It is forgotten when everybody has passed its time."""
-        heappush(self._idle, (member.time, member.name))
+        heappush(self.idle, (member.time, member.name))
 
     def passed(self) -> str | None:
         """The name of a resting member whose time everybody has passed, each one once; None when there is none."""
-        idle = self._idle
+        idle = self.idle
         if idle and idle[0][0] <= self.floor:
             return heappop(idle)[1]
         return None

@@ -7,10 +7,11 @@ from itertools import islice
 
 from omnirelay.core.answers import BackpressureSignal, ItemView, Page, Stats
 from omnirelay.core.intake import check_required_number, refuse, request_key
-from omnirelay.core.items import COMPLETED, DEAD, DELAYED, LEASED, READY, STATE_NAMES, Item, Trail
+from omnirelay.core.items import COMPLETED, DEAD, DELAYED, LEASED, READY, STATE_NAMES, Item
 from omnirelay.core.payload import Caller
 from omnirelay.core.rules.handling import SCAN_MAX, find_item, matches
 from omnirelay.core.state import State
+from omnirelay.core.trail import Trail
 from omnirelay.errors import NotFound
 
 PAGE_MAX = 1_000

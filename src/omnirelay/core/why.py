@@ -32,8 +32,7 @@ def _gates(state: State, item: Item, now_ms: int) -> list[Gate]:
         return [_leased(item)]
     if item.state not in (READY, DELAYED):
         return [Gate(gate="ended", message=f"it is {STATE_NAMES[item.state]}", until=None)]
-    choice = next_item(state, now_ms)
-    if choice is not None and choice.item is item:
+    if next_item(state, now_ms)[0] is item:
         return []
     place = _Place(state, item)
     gates: list[Gate] = []
@@ -101,7 +100,7 @@ def _key_gates(state: State, item: Item) -> list[Gate]:
         gates.append(
             Gate(
                 gate="key",
-                message=f"{len(before)} items of its key {key.name!r} come first",
+                message=f"{counted(len(before))} of its key {key.name!r} before it",
                 held_by=before[0].sequence_id,
                 ahead=len(before),
             )
@@ -192,7 +191,7 @@ def _order_gates(state: State, place: _Place, now_ms: int) -> list[Gate]:
             if _in_the_way(place, share, lane)
         )
         if ahead:
-            gates.append(Gate(gate="priority", message=f"{ahead} items of higher classes come first", ahead=ahead))
+            gates.append(Gate(gate="priority", message=f"{counted(ahead)} of higher classes before it", ahead=ahead))
     turns = _lanes_first(place)
     if turns:
         names = ", ".join(sorted({f"{lane.share.name}/{lane.name or '-'}" for lane in turns})[:5])
@@ -206,7 +205,7 @@ def _order_gates(state: State, place: _Place, now_ms: int) -> list[Gate]:
     if place.lane is not None:
         ahead = sum(1 for _ in takewhile(lambda other: other.order < place.item.order, place.lane.queue))
         if ahead:
-            gates.append(Gate(gate="position", message=f"{ahead} items came before it", ahead=ahead))
+            gates.append(Gate(gate="position", message=f"{counted(ahead)} of its lane before it", ahead=ahead))
     return gates
 
 
@@ -246,5 +245,9 @@ def _turn(turns: Turns, member: Member | None, name: str) -> tuple[int, str]:
     """When it is the member's turn; for one that is not in, as if it joined now."""
     time = 0 if member is None else member.time
     if member is None or not member.offering:
-        time = max(time, turns.heap[0][0] if turns.heap else turns.floor)
+        time = max(time, turns.least())
     return time, name
+
+
+def counted(items: int) -> str:
+    return "1 item" if items == 1 else f"{items} items"

@@ -18,9 +18,10 @@ from omnirelay.core.commands import (
     ExpireLeases,
     SignalBackpressure,
 )
-from omnirelay.core.decide import Ids, apply
+from omnirelay.core.decide import Ids, apply, check_enqueue
+from omnirelay.core.intake import check_grant
 from omnirelay.core.rules.enqueue import is_repeat
-from omnirelay.core.rules.grant import check_grant, repeated_grants
+from omnirelay.core.rules.grant import repeated_grants
 from omnirelay.core.state import State
 from omnirelay.engine.requests import (
     AcknowledgeRequest,
@@ -163,6 +164,8 @@ class Decider:
     def _enqueue(self, batch: Batch, request: EnqueueRequest, now_ms: int) -> None:
         """Take the items in, or have the call wait behind those that wait already."""
         refusal: ResourceExhausted | None = None
+        if self._enqueues:
+            check_enqueue(self.state, request.command)
         if not self._enqueues or is_repeat(self.state, request.command):
             try:
                 self._take_in(batch, request, now_ms)
@@ -201,7 +204,7 @@ class Decider:
     # -- lease calls ---------------------------------------------------------------------------
 
     def _lease(self, batch: Batch, request: LeaseRequest, now_ms: int) -> None:
-        check_grant(self.state, request.command)
+        check_grant(request.command, self.state.options)
         if request.command.request_id is not None:
             # A repeat only gets back what the first call was granted, so it need not wait for anybody.
             repeated = repeated_grants(self.state, request.command, now_ms)

@@ -56,7 +56,7 @@ A = TypeVar("A")
 class BackpressureListener(Protocol):
     """What wants to hear when intake closes and opens. Called on the event loop: it must not block."""
 
-    def __call__(self, signal: BackpressureSignal) -> None: ...
+    def __call__(self, signal: BackpressureSignal, /) -> None: ...
 
 
 class Shard(Operating):
@@ -242,8 +242,8 @@ class Shard(Operating):
             max_items,
             lease_duration_ms,
             request_id,
-            None if resource_types is None else tuple(resource_types),
-            None if tenants is None else tuple(tenants),
+            tuple(resource_types) if isinstance(resource_types, list) else resource_types,  # type: ignore[arg-type]
+            tuple(tenants) if isinstance(tenants, list) else tenants,  # type: ignore[arg-type]
         )
         self._writer.submit(
             LeaseRequest(command, wait_ms, future, self.now_ms()), max_items if type(max_items) is int else 1

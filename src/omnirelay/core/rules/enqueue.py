@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import Any
 
 from omnirelay.core import events as ev
 from omnirelay.core.answers import EnqueueAnswer, EnqueueResult
@@ -16,13 +17,14 @@ from omnirelay.errors import AlreadyExists, ResourceExhausted
 
 
 def decide_enqueue(state: State, command: EnqueueItems, now_ms: int) -> tuple[list[ev.Event], EnqueueAnswer]:
-    items = command.items
+    asked: Any = command
     options = state.options
-    size = check_batch(items, options.body_limit, per_item=caller_bytes(command.caller))
+    size = check_batch(asked.items, options.body_limit, per_item=caller_bytes(command.caller))
+    items = command.items
     events: list[ev.Event] = []
     results = plan_items(state, items, now_ms, command.caller, None, state.sequence, events)
     if events and state.pauses:
-        check_intake(state, [items[index] for index, result in enumerate(results) if not result.duplicate])
+        check_intake(state, items, results)
     if events and state.backpressure:
         check_backpressure(state)
     if len(events) < len(items):
@@ -42,15 +44,12 @@ def decide_enqueue(state: State, command: EnqueueItems, now_ms: int) -> tuple[li
 
 
 def is_repeat(state: State, command: EnqueueItems) -> bool:
-    """Whether every item of the call is in already, by its request id: then the call needs no room."""
+    """Whether every item of a valid call is in already, by its request id: then the call needs no room."""
     principal = command.caller.principal
-    try:
-        return all(
-            item.payload.request_id is not None and request_key(principal, item.payload.request_id) in state.requests
-            for item in command.items
-        )
-    except (AttributeError, TypeError, ValueError):
-        return False
+    return all(
+        item.payload.request_id is not None and request_key(principal, item.payload.request_id) in state.requests
+        for item in command.items
+    )
 
 
 def plan_items(

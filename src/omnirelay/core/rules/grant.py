@@ -5,36 +5,11 @@ from __future__ import annotations
 from omnirelay.core import events as ev
 from omnirelay.core.answers import GrantedLease
 from omnirelay.core.commands import GrantLeases
-from omnirelay.core.intake import (
-    CALLER_MAX,
-    check_caller,
-    check_name,
-    check_names,
-    check_number,
-    check_required_number,
-)
 from omnirelay.core.items import Item, Lease
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import Caller, OwnershipToken
 from omnirelay.core.rules.selecting import Filter, next_item
 from omnirelay.core.state import State
-
-LEASES_MAX = 1_000
-"""Most leases one call may take."""
-
-FILTER_MAX = 1_000
-"""Most resource types or tenants one call may name."""
-
-
-def check_grant(state: State, command: GrantLeases) -> None:
-    check_required_number("maxItems", command.items_max, 1, LEASES_MAX)
-    check_number("leaseDurationMs", command.lease_duration_ms, 1, state.options.max_lease_duration_ms)
-    check_name("requestId", command.request_id, CALLER_MAX)
-    check_caller(command.caller)
-    if command.resource_types is not None:
-        check_names("resourceTypes", command.resource_types, FILTER_MAX)
-    if command.tenants is not None:
-        check_names("tenants", command.tenants, FILTER_MAX)
 
 
 def repeated_grants(state: State, command: GrantLeases, now_ms: int) -> list[GrantedLease]:
@@ -66,10 +41,16 @@ def decide_next_grant(
     only: Filter | None = None,
 ) -> ev.LeaseGranted | None:
     """The next grant for this caller, or None when there is nothing for it. Reads only."""
-    choice = next_item(state, now_ms) if only is None else only.next_item(state, now_ms)
-    if choice is None:
+    guard = False
+    schedule = state.schedule
+    if only is not None:
+        item, guard = only.next_item(state, now_ms)
+    elif schedule.grants < schedule.guard_at:
+        item = schedule.first()
+    else:
+        item, guard = next_item(state, now_ms)
+    if item is None:
         return None
-    item = choice.item
     fence = state.sequence + 1
     return ev.LeaseGranted(
         sequence_number=fence,
@@ -79,7 +60,7 @@ def decide_next_grant(
         peer_id=caller.peer_id or caller.principal or "",
         principal=caller.principal,
         request_key=key,
-        guard=choice.guard,
+        guard=guard,
     )
 
 

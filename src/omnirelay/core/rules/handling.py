@@ -104,6 +104,8 @@ def decide_cancel(state: State, command: CancelItem, now_ms: int) -> tuple[list[
 def decide_drain(state: State, command: DrainItems, now_ms: int) -> tuple[list[ev.Event], DrainAnswer]:
     """A page of pending items leaves the shard in the answer. Leased ones stay with their owners."""
     check_required_number("maxItems", command.items_max, 1, BATCH_ITEMS_MAX)
+    if type(command.pause_intake) is not bool:
+        refuse("pauseIntake", "must be true or false")
     page: list[RestoredItem] = []
     size = 0
     for item in _pending(state):

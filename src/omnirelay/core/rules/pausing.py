@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omnirelay.core import events as ev
-from omnirelay.core.answers import PauseAnswer
+from omnirelay.core.answers import EnqueueResult, PauseAnswer
 from omnirelay.core.commands import PauseScope, ResumeScope, SignalBackpressure
 from omnirelay.core.intake import TEXT_MAX, TIME_MAX_MS, check_name, check_number, check_text, refuse
 from omnirelay.core.pauses import Pause, scope_name
@@ -84,13 +84,13 @@ def pauses_over(state: State, payload: Payload) -> list[Pause]:
     return [state.pauses[scope] for scope in scopes if scope in state.pauses]
 
 
-def check_intake(state: State, items: list[NewItem]) -> None:
-    """Refuse items whose intake is paused."""
+def check_intake(state: State, items: list[NewItem], results: list[EnqueueResult]) -> None:
+    """Refuse new items whose intake is paused; those that are in already are not new."""
     if not any(pause.intake for pause in state.pauses.values()):
         return
     for index, item in enumerate(items):
         for pause in pauses_over(state, item.payload):
-            if pause.intake:
+            if pause.intake and not results[index].duplicate:
                 because = f": {pause.reason}" if pause.reason else ""
                 raise Unavailable(
                     f"intake of {pause.scope} is paused{because}; try again later",

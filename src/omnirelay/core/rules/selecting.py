@@ -12,19 +12,13 @@ from omnirelay.core.state import State
 _GLOB_CHARACTERS = frozenset("*?[")
 
 
-class Choice:
-    """The item to grant, and whether the starvation guard chose it."""
-
-    __slots__ = ("guard", "item")
-
-    def __init__(self, item: Item, guard: bool) -> None:
-        self.item = item
-        self.guard = guard
+Choice = tuple[Item | None, bool]
+"""The item to grant, None when there is nothing; and whether the starvation guard chose it."""
 
 
 def guard_is_due(state: State) -> bool:
-    every = state.options.starvation_every
-    return every > 0 and (state.schedule.grants + 1) % every == 0
+    schedule = state.schedule
+    return schedule.grants >= schedule.guard_at
 
 
 def starving_levels(state: State, now_ms: int) -> list[Level]:
@@ -42,16 +36,14 @@ def _guard_order(level: Level) -> tuple[int, int]:
     return level.guarded_at, level.number
 
 
-def next_item(state: State, now_ms: int) -> Choice | None:
+def next_item(state: State, now_ms: int) -> Choice:
     """What a call that takes anything gets."""
     schedule = state.schedule
-    if not schedule.offering or schedule.paused:
-        return None
-    if guard_is_due(state):
+    if guard_is_due(state) and schedule.offers:
         starving = starving_levels(state, now_ms)
         if starving:
-            return Choice(starving[0].first().head(), True)
-    return Choice(schedule.first_level().first().head(), False)
+            return starving[0].first().head(), True
+    return schedule.first(), False
 
 
 class Filter:
@@ -70,20 +62,20 @@ class Filter:
                 self._names = types
         self._tenants = None if tenants is None else sorted(set(tenants))
 
-    def next_item(self, state: State, now_ms: int) -> Choice | None:
+    def next_item(self, state: State, now_ms: int) -> Choice:
         schedule = state.schedule
-        if not schedule.offering or schedule.paused:
-            return None
+        if not schedule.offers:
+            return None, False
         if guard_is_due(state):
             for level in starving_levels(state, now_ms):
                 item = self._first_of(level)
                 if item is not None:
-                    return Choice(item, True)
+                    return item, True
         for level in _offering(schedule):
             item = self._first_of(level)
             if item is not None:
-                return Choice(item, False)
-        return None
+                return item, False
+        return None, False
 
     def _first_of(self, level: Level) -> Item | None:
         """What the class has for this call: the first by turn among the shares and lanes that match."""
