@@ -86,6 +86,8 @@ class GatesJudge(GatesModel):
         """Per class: since when it may have been offering without an ordinary grant …"""
         self.must_wait_since: dict[int, int] = {}
         """… and since when it surely has."""
+        self.ceased: dict[int, tuple[int, int]] = {}
+        """Per class: when it last ceased to offer other than by a grant, and since when it had been offering then."""
         self.guarded_at: dict[int, int] = {}
         """Per class: which grant was the last that the guard gave it."""
         self.lanes_fair = Fairness()
@@ -217,6 +219,7 @@ class GatesJudge(GatesModel):
         return self.guarded_at.get(class_, 0), class_
 
     def _count(self, class_: int, now: int, by_guard: bool) -> None:
+        self.ceased.pop(class_, None)
         if by_guard:
             self.guarded_at[class_] = self.grants
             return
@@ -248,15 +251,21 @@ class GatesJudge(GatesModel):
 
     def _start_over(self) -> None:
         """Who is next is decided in another way from here on: nobody has waited or got anything under the new one."""
-        self.may_wait_since, self.must_wait_since, self.guarded_at = {}, {}, {}
+        self.may_wait_since, self.must_wait_since, self.ceased, self.guarded_at = {}, {}, {}, {}
         self.lanes_fair.settle([])
         self.shares_fair.settle([])
+
+    def _first_may_wait(self, class_: int, now: int) -> int:
+        """What ceases and goes on in the same millisecond may count as never having ceased."""
+        ceased_at, since = self.ceased.get(class_, (0, now))
+        return since if ceased_at == now else now
 
     def settle(self, now: int) -> None:
         self.picture = self.look()
         may = {share[0] for share in self.picture.may}
         must = {share[0] for share in self.picture.must}
-        self.may_wait_since = {each: self.may_wait_since.get(each, now) for each in may}
+        self.ceased.update({each: (now, since) for each, since in self.may_wait_since.items() if each not in may})
+        self.may_wait_since = {each: self.may_wait_since.get(each, self._first_may_wait(each, now)) for each in may}
         self.must_wait_since = {each: self.must_wait_since.get(each, now) for each in must}
         self.lanes_fair.settle(self.picture.heads)
         self.shares_fair.settle(self.picture.must)

@@ -13,7 +13,7 @@ from omnirelay.core.options import Limit, QueueOptions
 from omnirelay.core.payload import NewItem
 from omnirelay.errors import InvalidArgument
 from tests.builders import Kernel, new_item
-from tests.gates import ENDS, SECOND, fill, ids, in_partition, of_tenant, pause, resume, tenants, types
+from tests.gates import ENDS, SECOND, fill, ids, in_partition, keep_lanes, of_tenant, pause, resume, tenants, types
 
 By = Literal["type", "tenant", "key"]
 KINDS: tuple[By, ...] = ("type", "tenant", "key")
@@ -412,6 +412,7 @@ def test_no_limit_is_ever_exceeded_whatever_happens() -> None:
 
 def test_names_that_are_gone_leave_no_limit_behind() -> None:
     kernel = Kernel(QueueOptions(limits=[Limit(by="tenant", max=30), Limit(by="type", max=30)]))
+    keep_lanes(kernel, 50)
     fill(kernel, 2_000, tenant="steady")
     held: list[GrantedLease] = []
     for number in range(400):

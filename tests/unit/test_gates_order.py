@@ -20,6 +20,7 @@ from tests.gates import (
     grant,
     grant_and_complete,
     ids,
+    keep_lanes,
     of_tenant,
     pause,
     tenants,
@@ -376,6 +377,7 @@ def lanes_of(kernel: Kernel) -> int:
 
 def test_tenants_that_are_gone_leave_nothing_behind() -> None:
     kernel = Kernel()
+    keep_lanes(kernel, 50)
     for number in range(500):
         kernel.enqueue(of_tenant(f"t{number}"))
         grant_and_complete(kernel, 1)
@@ -384,6 +386,7 @@ def test_tenants_that_are_gone_leave_nothing_behind() -> None:
 
 def test_types_that_are_gone_leave_nothing_behind() -> None:
     kernel = Kernel()
+    keep_lanes(kernel, 50)
     for number in range(500):
         kernel.enqueue(new_item(resource_type=f"t{number}"))
         grant_and_complete(kernel, 1)
@@ -392,6 +395,7 @@ def test_types_that_are_gone_leave_nothing_behind() -> None:
 
 def test_tenants_that_come_and_go_beside_a_backlog_leave_nothing_behind() -> None:
     kernel = Kernel()
+    keep_lanes(kernel, 50)
     fill(kernel, 2_000, tenant="steady")
     for number in range(500):
         kernel.enqueue(of_tenant(f"t{number}"))

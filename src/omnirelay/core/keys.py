@@ -14,14 +14,14 @@ from omnirelay.core.options import QueueOptions
 from omnirelay.core.ordered import OrderedQueue
 from omnirelay.core.scopes import limit_of
 
-_CLASS_SHIFT: Final = 80
-"""Ranks put the class above the order, whatever numbers a generation has jumped to."""
+_CLASS_SHIFT: Final = 56
+"""Ranks put the class above the order; no number of generations takes an order that far."""
 
 
 class Key:
     """One resource or partition that has something pending or leased."""
 
-    __slots__ = ("holders", "limit", "name", "resource_type", "standing", "used", "waiting")
+    __slots__ = ("limit", "name", "resource_type", "running", "standing", "used", "waiting")
 
     def __init__(self, resource_type: str, name: str, limit: int | None) -> None:
         self.resource_type = resource_type
@@ -30,8 +30,8 @@ class Key:
         self.limit = limit
         self.used = 0
         """Weight of its live leases."""
-        self.holders: dict[int, Item] = {}
-        """Its leased items, by sequence id."""
+        self.running = 0
+        """How many of its items are leased."""
         self.standing: Item | None = None
         self.waiting: OrderedQueue | None = None
 
@@ -62,42 +62,42 @@ class Keys:
 
     def find(self, item: Item) -> Key | None:
         """The item's key, if anything of it is known."""
-        resource_type, name = self._names(item)
-        return self._by_type.get(resource_type, {}).get(name)
-
-    def _names(self, item: Item) -> tuple[str, str]:
         payload = item.payload
         if self._by_resource:
-            return payload.resource_type, payload.resource_id
-        return "", payload.partition
+            return self._by_type.get(payload.resource_type, {}).get(payload.resource_id)
+        return self._by_type.get("", {}).get(payload.partition)
 
     def of(self, item: Item) -> Key | None:
         """The item's key, made when there is none; None when keys of that name hold nothing back."""
-        resource_type, name = self._names(item)
+        payload = item.payload
+        if self._by_resource:
+            resource_type, name = payload.resource_type, payload.resource_id
+        else:
+            resource_type, name = "", payload.partition
         keys = self._by_type.get(resource_type)
-        if keys is None:
-            keys = self._by_type[resource_type] = {}
-        key = keys.get(name)
-        if key is None:
-            limit: int | None = None
-            if self._limits:
-                limit = limit_of(self._limits, f"{resource_type}/{name}" if self._by_resource else name)
-            if limit is None and not self.exclusive:
-                return None
-            key = keys[name] = Key(resource_type, name, limit)
+        if keys is not None:
+            key = keys.get(name)
+            if key is not None:
+                return key
+        return self._make(resource_type, name)
+
+    def _make(self, resource_type: str, name: str) -> Key | None:
+        limit: int | None = None
+        if self._limits:
+            limit = limit_of(self._limits, f"{resource_type}/{name}" if self._by_resource else name)
+        if limit is None and not self.exclusive:
+            return None
+        key = self._by_type.setdefault(resource_type, {})[name] = Key(resource_type, name, limit)
         return key
 
     def forget_unused(self, key: Key) -> None:
-        if key.standing is None and key.waiting is None and not key.holders:
-            keys = self._by_type[key.resource_type]
-            del keys[key.name]
-            if not keys:
-                del self._by_type[key.resource_type]
+        if key.standing is None and key.waiting is None and not key.running:
+            del self._by_type[key.resource_type][key.name]
 
     # -- who stands ----------------------------------------------------------------------------
 
     def has_room(self, key: Key, item: Item) -> bool:
-        if not key.holders:
+        if not key.running:
             return True
         return not self.exclusive and (key.limit is None or key.used + item.weight <= key.limit)
 

@@ -28,8 +28,8 @@ CLASSES: Final = 10
 
 NEVER: Final = 1 << 62
 
-KEPT_MAX: Final = 64
-"""So many empty lanes of a share, and shares of a class, are kept when all are empty: they mostly fill again."""
+LANES_KEPT: Final = 16_384
+"""So many lanes are kept, empty or not: most fill again soon, and making one costs more than a grant."""
 
 
 class Lane(Member):
@@ -109,6 +109,7 @@ class Schedule:
         "_front",
         "_guard_every",
         "_heaviest",
+        "_lanes",
         "_loading",
         "_tenant_attribute",
         "_tenant_lanes",
@@ -118,9 +119,11 @@ class Schedule:
         "guard_at",
         "keyed",
         "keys",
+        "lanes_kept",
         "levels",
         "offering",
         "paused",
+        "sweep_at",
         "tenants",
         "types",
     )
@@ -150,6 +153,10 @@ class Schedule:
         self._tenant_lanes: dict[str, list[Lane]] = {}
         """The lanes of tenants that have a scope."""
         self._heaviest = 1
+        self._lanes = 0
+        self.lanes_kept = LANES_KEPT
+        self.sweep_at = LANES_KEPT
+        """With so many lanes, those that nobody has to remember are dropped before another is made."""
         self._loading = False
 
     def count_grants(self, grants: int, guard_every: int) -> None:
@@ -190,6 +197,8 @@ class Schedule:
         return self._tenant_lanes.get(tenant, [])
 
     def _make_lane(self, priority: int, resource_type: str, tenant: str) -> Lane:
+        if self._lanes >= self.sweep_at and not self._loading:
+            self._sweep()
         share = self.levels[priority].shares.get(resource_type)
         if share is None:
             share = self.new_share(priority, resource_type)
@@ -204,6 +213,7 @@ class Schedule:
     def new_lane(self, share: Share, tenant: str) -> Lane:
         scope = self.tenants.find(tenant) if self.tenants.any else None
         lane = share.lanes[tenant] = Lane(share, tenant, self._tenant_weights.get(tenant, 1), scope)
+        self._lanes += 1
         if scope is not None:
             self._tenant_lanes.setdefault(tenant, []).append(lane)
         return lane
@@ -216,7 +226,7 @@ class Schedule:
         if self.keyed and (ready or self.keys.holds_delayed):
             key = self.keys.of(item)
             if key is not None:
-                if not ready or key.standing is not None or key.waiting is not None or key.holders:
+                if not ready or key.standing is not None or key.waiting is not None or key.running:
                     self._join_key(key, item, now_ms)
                     self._settle_key(key, now_ms)
                     return
@@ -294,14 +304,12 @@ class Schedule:
         if not queue.live:
             self._emptied(lane)
         if self.gated:
-            self._occupy(item)
+            key = self._occupy(item, lane)
             self._settle_lane(lane, now_ms)
-            if self.keyed:
-                self._settle_key_of(item, now_ms)
+            if key is not None:
+                self._settle_key(key, now_ms)
         elif not queue.live:
             self._settle_lane(lane, now_ms)
-        if turns.idle or above.idle or not share.filled:
-            self._forget(share)
         if not above.live:
             level.closed_at = 0
 
@@ -309,13 +317,17 @@ class Schedule:
         """The item's lease has ended; nobody is let in yet."""
         weight = item.weight
         if self.types.any:
-            self.types.use(item.payload.resource_type, -weight)
+            scope = self.types.find(item.payload.resource_type)
+            if scope is not None:
+                scope.used -= weight
         if self.tenants.any:
-            self.tenants.use(self.tenant_of(item), -weight)
+            scope = self.tenants.find(self.tenant_of(item))
+            if scope is not None:
+                scope.used -= weight
         if self.keyed:
             key = self.keys.of(item)
             if key is not None:
-                del key.holders[item.sequence_id]
+                key.running -= 1
                 key.used -= weight
 
     def freed(self, item: Item, now_ms: int) -> None:
@@ -324,29 +336,34 @@ class Schedule:
             scope = self.tenants.find(self.tenant_of(item))
             if scope is not None and scope.blocked:
                 self._settle_tenant(scope, now_ms)
-            if scope is not None and scope.name not in self._tenant_lanes:
-                self.tenants.forget_unused(scope)
         if self.types.any:
             scope = self.types.find(item.payload.resource_type)
             if scope is not None and scope.blocked:
                 self._settle_type(scope, now_ms)
-            if scope is not None and not scope.used:
-                self._forget_type(scope)
-        self._settle_key_of(item, now_ms)
-
-    def _occupy(self, item: Item) -> None:
-        weight = item.weight
-        if self.types.any:
-            self.types.use(item.payload.resource_type, weight)
-        if self.tenants.any:
-            self.tenants.use(self.tenant_of(item), weight)
         if self.keyed:
             key = self.keys.of(item)
             if key is not None:
-                if key.standing is item:
-                    key.standing = None
-                key.holders[item.sequence_id] = item
-                key.used += weight
+                self._settle_key(key, now_ms)
+
+    def _occupy(self, item: Item, lane: Lane) -> Key | None:
+        """The item uses what its lease stands for; returns its key."""
+        weight = item.weight
+        scope = lane.share.scope
+        if scope is not None:
+            scope.used += weight
+        scope = lane.scope
+        if scope is not None:
+            scope.used += weight
+        return self._hold(item) if self.keyed else None
+
+    def _hold(self, item: Item) -> Key | None:
+        key = self.keys.of(item)
+        if key is not None:
+            if key.standing is item:
+                key.standing = None
+            key.running += 1
+            key.used += item.weight
+        return key
 
     # -- standing ------------------------------------------------------------------------------
 
@@ -377,18 +394,19 @@ class Schedule:
         if not lane.queue.live:
             self._emptied(lane)
             self._settle_lane(lane, now_ms)
-            self._forget(lane.share)
         elif self.gated:
             self._settle_lane(lane, now_ms)
 
     def _emptied(self, lane: Lane) -> None:
-        """Nothing stands in the lane any more; its time is remembered until everybody has passed it."""
+        """Nothing stands in the lane any more. When that is true of all of them, their times start over."""
         share = lane.share
-        share.turns.rest(lane)
         share.filled -= 1
         if not share.filled:
-            share.level.turns.rest(share)
-            share.level.filled -= 1
+            share.turns.start_over()
+            level = share.level
+            level.filled -= 1
+            if not level.filled:
+                level.turns.start_over()
 
     def _join_key(self, key: Key, item: Item, now_ms: int) -> None:
         standing = key.standing
@@ -399,12 +417,6 @@ class Schedule:
             self._leave_lane(standing, now_ms)
             self.keys.wait(key, standing)
         self.keys.wait(key, item)
-
-    def _settle_key_of(self, item: Item, now_ms: int) -> None:
-        if self.keyed:
-            key = self.keys.of(item)
-            if key is not None:
-                self._settle_key(key, now_ms)
 
     def _settle_key(self, key: Key, now_ms: int) -> None:
         keys = self.keys
@@ -504,53 +516,30 @@ class Schedule:
 
     # -- forgetting ----------------------------------------------------------------------------
 
-    def _forget(self, share: Share) -> None:
-        """Drop what nobody has to remember: empty lanes and shares whose time everybody has passed."""
-        turns = share.turns
-        if share.filled:
-            while (name := turns.passed()) is not None:
-                lane = share.lanes.get(name)
-                if lane is not None and not lane.queue.live and lane.time <= turns.floor:
-                    self._forget_lane(lane)
-        else:
-            turns.start_over()
-            if len(share.lanes) > KEPT_MAX:
-                self._forget_lanes(share)
-        level = share.level
-        turns = level.turns
-        if level.filled:
-            while (name := turns.passed()) is not None:
-                gone = level.shares.get(name)
-                if gone is not None and not gone.filled and gone.time <= turns.floor:
-                    self._forget_share(gone)
-        else:
-            turns.start_over()
-            if len(level.shares) > KEPT_MAX:
-                for empty in list(level.shares.values()):
-                    self._forget_share(empty)
-
-    def _forget_lanes(self, share: Share) -> None:
-        for lane in list(share.lanes.values()):
-            self._forget_lane(lane)
-
-    def _forget_share(self, share: Share) -> None:
-        self._forget_lanes(share)
-        del share.level.shares[share.name]
-        if share.scope is not None:
-            self._forget_type(share.scope)
-
-    def _forget_type(self, scope: Scope) -> None:
-        if not any(scope.name in level.shares for level in self.levels):
-            self.types.forget_unused(scope)
+    def _sweep(self) -> None:
+        """Drop empty lanes and shares whose time everybody has passed: a new one would join at the same time."""
+        for level in self.levels:
+            for share in list(level.shares.values()):
+                floor = share.turns.floor
+                for lane in list(share.lanes.values()):
+                    if not lane.queue.live and lane.time <= floor:
+                        self._forget_lane(lane)
+                if not share.filled and share.time <= level.turns.floor:
+                    for lane in list(share.lanes.values()):
+                        self._forget_lane(lane)
+                    del level.shares[share.name]
+        self.types.forget_unused({name for level in self.levels for name in level.shares})
+        self.tenants.forget_unused(set(self._tenant_lanes))
+        self.sweep_at = max(self.lanes_kept, 2 * self._lanes)
 
     def _forget_lane(self, lane: Lane) -> None:
         del lane.share.lanes[lane.name]
+        self._lanes -= 1
         if lane.scope is not None:
             lanes = self._tenant_lanes[lane.name]
             lanes.remove(lane)
             if not lanes:
                 del self._tenant_lanes[lane.name]
-                self.tenants.forget_unused(lane.scope)
 
     # -- pauses --------------------------------------------------------------------------------
 
@@ -606,8 +595,7 @@ class Schedule:
         self._loading = True
         for item in items:
             if item.state == LEASED:
-                if self.gated:
-                    self._occupy(item)
+                self._load_lease(item)
                 continue
             key = self.keys.of(item) if self.keyed else None
             if key is None:
@@ -620,6 +608,14 @@ class Schedule:
         self._settle_all()
         self._loading = False
 
+    def _load_lease(self, item: Item) -> None:
+        if self.types.any:
+            self.types.use(item.payload.resource_type, item.weight)
+        if self.tenants.any:
+            self.tenants.use(self.tenant_of(item), item.weight)
+        if self.keyed:
+            self._hold(item)
+
     def _settle_all(self) -> None:
         for level in self.levels:
             level.turns.highest = level.turns.floor
@@ -629,14 +625,10 @@ class Schedule:
                 self._settle_lane(lane, 0)
                 if lane.time > share.turns.highest:
                     share.turns.highest = lane.time
-                if not lane.queue.live:
-                    share.turns.rest(lane)
             self._settle_share(share, 0)
             level = share.level
             if share.time > level.turns.highest:
                 level.turns.highest = share.time
-            if not share.filled:
-                level.turns.rest(share)
 
 
 def _first_three(entry: tuple[int, int, str, Lane]) -> tuple[int, int, str]:

@@ -17,7 +17,7 @@ class Scope:
         self.name = name
         self.limit = limit
         self.used = 0
-        """Weight of the live leases; counted only where there is a limit."""
+        """Weight of the live leases; exact only where there is a limit."""
         self.paused = False
         self.blocked = False
         """Something is held back here, so every change has to be looked at."""
@@ -63,9 +63,9 @@ class Scopes:
         return self._scopes.get(name)
 
     def use(self, name: str, weight: int) -> None:
-        """A lease of this weight has begun, or has ended when it is negative."""
+        """A lease of this weight lives."""
         scope = self.find(name)
-        if scope is not None and scope.limit is not None:
+        if scope is not None:
             scope.used += weight
 
     def pause(self, name: str) -> Scope:
@@ -82,10 +82,11 @@ class Scopes:
         scope.paused = False
         return scope
 
-    def forget_unused(self, scope: Scope) -> None:
-        """Nothing stands there any more; without leases and a pause nothing is left to know."""
-        if not scope.used and not scope.paused:
-            self._scopes.pop(scope.name, None)
+    def forget_unused(self, used: set[str]) -> None:
+        """Drop scopes of other names than these where no lease and no pause is left to know of."""
+        for scope in list(self._scopes.values()):
+            if not scope.used and not scope.paused and scope.name not in used:
+                del self._scopes[scope.name]
 
 
 NAMES_MAX = 100_000

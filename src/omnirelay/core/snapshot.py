@@ -47,6 +47,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True):
     backpressure: bool
     backpressure_at: int | None
     grants: int
+    sweep_at: int
 
 
 class _RequestRow(msgspec.Struct, array_like=True, gc=False):
@@ -126,6 +127,7 @@ def dump(state: State) -> tuple[bytes, Iterator[bytes]]:
         backpressure=state.backpressure,
         backpressure_at=state.backpressure_at,
         grants=state.schedule.grants,
+        sweep_at=state.schedule.sweep_at,
     )
     return _encode(header), _dump_chunks(state)
 
@@ -233,6 +235,7 @@ def _load_pauses(state: State, head: Header) -> None:
     state.backpressure = head.backpressure
     state.backpressure_at = head.backpressure_at
     state.schedule.count_grants(head.grants, head.options.starvation_every)
+    state.schedule.sweep_at = head.sweep_at
     state.pauses = {pause.scope: pause for pause in head.pauses}
     state.schedule.load_pauses(head.pauses)
 

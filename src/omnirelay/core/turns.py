@@ -37,7 +37,7 @@ class Turns:
     joins.
     """
 
-    __slots__ = ("_tickets", "floor", "heap", "highest", "idle", "live")
+    __slots__ = ("_tickets", "floor", "heap", "highest", "live")
 
     def __init__(self) -> None:
         self.heap: list[tuple[int, str, int, Any]] = []
@@ -49,8 +49,6 @@ class Turns:
         """The time of the last turn: where a member joins when nobody is in."""
         self.highest = 0
         """The latest time any member has had."""
-        self.idle: list[tuple[int, str]] = []
-        """When members rest, by time; see `rest`."""
 
     def least(self) -> int:
         """The time at which somebody would join now."""
@@ -108,16 +106,3 @@ class Turns:
     def start_over(self) -> None:
         """Everybody is gone. Who comes next owes nobody anything, and nobody's past has to be remembered."""
         self.floor = self.highest
-
-    # -- forgetting ----------------------------------------------------------------------------
-
-    def rest(self, member: Member) -> None:
-        """The member has become empty. It is forgotten when everybody has passed its time."""
-        heappush(self.idle, (member.time, member.name))
-
-    def passed(self) -> str | None:
-        """The name of a resting member whose time everybody has passed, each one once; None when there is none."""
-        idle = self.idle
-        if idle and idle[0][0] <= self.floor:
-            return heappop(idle)[1]
-        return None

@@ -77,8 +77,8 @@ def _key_gates(state: State, item: Item) -> list[Gate]:
     if key is None:
         return []
     gates: list[Gate] = []
-    if key.holders and not keys.has_room(key, item):
-        holder = next(iter(key.holders.values()))
+    if key.running and not keys.has_room(key, item):
+        holder = next(other for other in state.leased if keys.find(other) is key)
         owner = None if holder.lease is None else holder.lease.owner
         if key.limit is not None and not keys.exclusive:
             message = f"its key {key.name!r} is at its limit"
