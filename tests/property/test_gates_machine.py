@@ -24,6 +24,7 @@ from omnirelay.core import commands as cmd
 from omnirelay.core import events as ev
 from omnirelay.core.options import Limit, QueueOptions
 from omnirelay.core.payload import Caller, NewItem, Payload
+from omnirelay.core.schedule import LANES_KEPT
 from omnirelay.errors import OmniRelayError
 from tests.property.comparing import through_snapshot
 from tests.property.gates_driver import WatchedShard
@@ -326,5 +327,8 @@ class GatesMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(7_200 if LONG else 900)
-def test_the_gates_do_what_the_naive_model_says() -> None:
-    run_state_machine_as_test(GatesMachine, settings=profile(120, 40))
+@pytest.mark.parametrize("lanes_kept", [LANES_KEPT, 3])
+def test_the_gates_do_what_the_naive_model_says(lanes_kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once as it is, and once forgetting empty lanes all the time: nobody may notice."""
+    monkeypatch.setattr("omnirelay.core.schedule.LANES_KEPT", lanes_kept)
+    run_state_machine_as_test(GatesMachine, settings=profile(60, 40))

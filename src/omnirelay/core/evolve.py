@@ -71,8 +71,7 @@ def evolve_enqueue(state: State, event: ev.Enqueue) -> None:
         if not size:
             payload.body = NO_BODY
     else:
-        intern_strings(payload)
-        size = size_of(payload)
+        size = intern_strings(payload)
     item = Item(
         sequence_id,
         payload,
@@ -110,7 +109,7 @@ def evolve_enqueue(state: State, event: ev.Enqueue) -> None:
 def _evolve_restored(state: State, event: ev.RestoreSnapshot) -> None:
     items: list[Item] = []
     for restored in event.items:
-        intern_strings(restored.payload)
+        size = intern_strings(restored.payload)
         item = Item(
             restored.sequence_id,
             restored.payload,
@@ -122,7 +121,7 @@ def _evolve_restored(state: State, event: ev.RestoreSnapshot) -> None:
             restored.max_attempts,
             restored.enqueued_at,
             None,
-            size_of(restored.payload),
+            size,
             restored.request_key,
             restored.sequence_id,
         )

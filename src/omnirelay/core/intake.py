@@ -17,8 +17,6 @@ from omnirelay.core.items import size_of
 from omnirelay.core.options import COMMAND_BYTES_MAX, QueueOptions
 from omnirelay.core.payload import (
     ANONYMOUS,
-    DEFAULT_PRIORITY,
-    DEFAULT_WEIGHT,
     Caller,
     NewItem,
     OwnershipToken,
@@ -187,36 +185,39 @@ def check_batch(items: list[NewItem], body_limit: int, *, per_item: int = 0) -> 
         )
     size = 0
     stored = 0
-    known_type: str | None = None
+    good: set[str] = set()
     for index, item in enumerate(items):
         if type(item) is NewItem and type(item.payload) is Payload:
             payload = item.payload
             resource_id = payload.resource_id
             body = payload.body
             resource_type = payload.resource_type
-            if type(resource_type) is str and resource_type != known_type and is_plain_name(resource_type):
-                known_type = resource_type
+            priority = item.priority
+            weight = item.weight
             if (
                 type(resource_type) is str
-                and resource_type == known_type
+                and (resource_type in good or _is_good(resource_type, good))
                 and type(body) is bytes
                 and len(body) <= body_limit
+                and type(priority) is int
+                and 0 <= priority <= 9
+                and type(weight) is int
+                and 1 <= weight <= WEIGHT_MAX
                 and payload.partition_key is None
                 and payload.payload_encoding is None
-                and payload.attributes is None
                 and payload.request_id is None
-                # The very objects: 5.0 and True are equal to what they are not.
-                and item.priority is DEFAULT_PRIORITY
-                and item.weight is DEFAULT_WEIGHT
                 and item.delay_ms is None
                 and item.not_before_ms is None
                 and item.max_attempts is None
                 and is_plain_name(resource_id)
             ):
-                # As most items are: nothing but a type, an id and a body, all of them good.
-                size += len(body)
-                stored += len(body) * 4 // 3 + 4 * (len(resource_type) + len(resource_id)) + 768
-                continue
+                # As most items are: nothing but a type, an id, a body and maybe attributes, all of them good.
+                attributes = payload.attributes
+                text = 0 if attributes is None else _good_attributes_bytes(attributes, good)
+                if text >= 0:
+                    size += len(body) + text
+                    stored += len(body) * 4 // 3 + 4 * (len(resource_type) + len(resource_id) + 2 * text) + 768
+                    continue
         try:
             check_new_item(item, body_limit)
         except InvalidArgument as error:
@@ -226,6 +227,28 @@ def check_batch(items: list[NewItem], body_limit: int, *, per_item: int = 0) -> 
         size += size_of(item.payload)
         stored += stored_bytes(item.payload)
     check_stored(stored + per_item * len(items))
+    return size
+
+
+def _is_good(text: str, good: set[str]) -> bool:
+    """Whether it is a good name, remembered for the rest of the call: types and tenants repeat."""
+    if is_plain_name(text):
+        good.add(text)
+        return True
+    return False
+
+
+def _good_attributes_bytes(attributes: object, good: set[str]) -> int:
+    """The bytes of attributes that are good at first sight; -1 when they need a closer look."""
+    if type(attributes) is not dict or len(attributes) > ATTRIBUTES_MAX:
+        return -1
+    size = 0
+    for name, value in attributes.items():
+        if type(name) is not str or type(value) is not str or len(name) > ATTRIBUTE_NAME_MAX:
+            return -1
+        if (name not in good and not _is_good(name, good)) or (value not in good and not _is_good(value, good)):
+            return -1
+        size += len(name) + len(value)
     return size
 
 

@@ -164,13 +164,19 @@ NO_BODY: Final = Payload(resource_type="", resource_id="").body
 """The one empty body. Encoders leave defaults out by identity, and not every empty `bytes` is the same object."""
 
 
-def intern_strings(payload: Payload) -> None:
-    """Share the strings that repeat across items; a million copies of "table" are 50 MB."""
+def intern_strings(payload: Payload) -> int:
+    """Share the strings that repeat across items: a million copies of "table" are 50 MB. Returns the payload's size."""
     payload.resource_type = intern(payload.resource_type)
-    if not payload.body:
+    size = len(payload.body)
+    if not size:
         payload.body = NO_BODY
     if payload.payload_encoding is not None:
         payload.payload_encoding = intern(payload.payload_encoding)
     attributes = payload.attributes
     if attributes is not None:
-        payload.attributes = {intern(name): intern(value) for name, value in attributes.items()} or None
+        shared: dict[str, str] = {}
+        for name, value in attributes.items():
+            shared[intern(name)] = intern(value)
+            size += len(name) + len(value)
+        payload.attributes = shared or None
+    return size
