@@ -24,7 +24,7 @@ PACKAGE := $(VENV)/.package-installed
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # ------------------------------------------------------------------------------------- set-up
 
@@ -64,11 +64,29 @@ demo: $(RUNTIME) ## run items through the kernel with workers that crash, and se
 bench: setup ## measure the kernel
 	@$(PY) -m benchmarks.kernel $(ARGS)
 
+.PHONY: bench-gates
+bench-gates: setup ## measure what the gates cost, with core plain and compiled
+	@$(PY) -m benchmarks.gates $(ARGS)
+
 # ----------------------------------------------------------------------------------- checking
 
 .PHONY: test
 test: setup ## run the test suite
 	@$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
+
+# The same tests against core as mypyc compiles it.
+COMPILED := build/compiled
+
+$(COMPILED)/.made: hatch_build.py $(wildcard src/omnirelay/core/*.py src/omnirelay/core/rules/*.py) $(PACKAGE)
+	@echo "setup: compiling core"
+	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)
+	@$(PY) hatch_build.py $(COMPILED)
+	@touch $@
+
+.PHONY: test-compiled
+test-compiled: $(COMPILED)/.made ## run the tests of core and engine with core compiled
+	@PYTHONPATH=$(COMPILED) OMNIRELAY_EXPECT_COMPILED=1 \
+		$(PY) -m pytest -n 2 --dist worksteal tests/unit tests/property tests/integration $(ARGS)
 
 .PHONY: crash-test
 crash-test: setup ## kill the process hundreds of times and check what it recovers
@@ -99,8 +117,10 @@ format: setup ## format the code and fix what can be fixed safely
 	@$(PY) -m ruff format .
 
 .PHONY: wheel-test
-wheel-test: setup ## build the wheel, install it into a fresh environment and use it there
-	@sh scripts/wheel-test $(PY)
+wheel-test: setup ## build the wheels, install each into a fresh environment and use it there
+	@sh scripts/wheel-test $(PY) plain
+	@sh scripts/wheel-test $(PY) compiled
+	@sh scripts/wheel-test $(PY) fallback
 
 # ------------------------------------------------------------------------------------- upkeep
 

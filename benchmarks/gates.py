@@ -209,10 +209,14 @@ def quiet(rows: list[list[float]], figure: int) -> float:
 
 
 def compare(libraries: dict[str, Path], depths: tuple[int, ...], passes: int, work: Path) -> None:
-    print("\nCPU of the rules, encoding and hashing per cycle (us), frames of 1,000 cycles; growth against 1,000 pending")
+    print(
+        "\nCPU of the rules, encoding and hashing per cycle (us), frames of 1,000 cycles; growth against 1,000 pending"
+    )
     print("Durable cycles/s through the engine and the CPU of its thread (us)")
     print("median, and the least disturbed third of the passes (quiet)\n")
-    print(f"{'gates':>6} {'pending':>10} {'core':>9} {'us':>6} {'quiet':>6} {'growth':>7} {'durable/s':>10} {'quiet':>8} {'CPU us':>7}")
+    print(
+        f"{'gates':>6} {'pending':>10} {'core':>9} {'us':>6} {'quiet':>6} {'growth':>7} {'durable/s':>10} {'quiet':>8} {'CPU us':>7}"
+    )
     for gated in (False, True):
         base: dict[str, float] = {}
         for depth in depths:

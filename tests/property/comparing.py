@@ -151,6 +151,7 @@ def assert_drained(drained: RestoredItem, item: Record) -> None:
     assert plain_token(drained.last_ownership_token) == item["last_token"]
     assert plain_progress(drained.progress) == item["progress"]
     assert drained.parent_sequence_id == item["parent"]
+    assert (drained.attempt_floor, drained.undelivered) == (item["burned"], item["undelivered"])
     assert (drained.request_key is None) == (item["request"] is None)
 
 

@@ -95,6 +95,8 @@ class Model(WorkModel):
         item = self.add_item(given["sequence_id"], given["spec"], given["enqueued_at"], not_before)
         for field in ("attempt", "last_error", "last_token", "progress", "parent", "request"):
             item[field] = given[field]
+        item["burned"] = given.get("burned", 0)
+        item["undelivered"] = given.get("undelivered", 0)
         if self.attempts_left(item) < 0:
             item["burned"] = item["attempt"] - 1
         if item["request"] is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import omnirelay
 from omnirelay import Caller, NewItem, Payload, Shard, SqliteLog
+from omnirelay.core import schedule
 
 
 def check(condition: bool, what: str) -> None:
@@ -45,11 +46,17 @@ async def check_shard(directory: Path) -> None:
         await shard.log.verify()
 
 
+def check_compiled(expected: bool) -> None:
+    found = not str(schedule.__file__).endswith(".py")
+    check(found == expected, f"core comes from {schedule.__file__}")
+
+
 def main() -> None:
     check_package()
+    check_compiled(sys.argv[1] == "compiled")
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(check_shard(Path(directory)))
-    print(f"wheel-test: ok, omnirelay {omnirelay.__version__} on Python {sys.version.split()[0]}")
+    print(f"wheel-test: ok, {sys.argv[1]} omnirelay {omnirelay.__version__} on Python {sys.version.split()[0]}")
 
 
 if __name__ == "__main__":
