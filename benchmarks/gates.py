@@ -3,8 +3,8 @@
     python -m benchmarks.gates [--quick] [--directory DIR]
 
 "On" is 10 classes, 1,000 tenants, 10,000 exclusive keys, 100 limited resource types, and 100,000 items behind one key
-that is held all the time. A key belongs to one tenant and one type, as a table does; classes are drawn per item. Every measurement runs in a process of its own; plain and compiled take turns. Compiling
-takes about a minute and leaves nothing behind.
+that is held all the time. A key belongs to one tenant and one type, as a table does; classes are drawn per item. Every
+measurement runs in a process of its own; plain and compiled take turns. Compiling takes about a minute and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -215,7 +215,8 @@ def compare(libraries: dict[str, Path], depths: tuple[int, ...], passes: int, wo
     print("Durable cycles/s through the engine and the CPU of its thread (us)")
     print("median, and the least disturbed third of the passes (quiet)\n")
     print(
-        f"{'gates':>6} {'pending':>10} {'core':>9} {'us':>6} {'quiet':>6} {'growth':>7} {'durable/s':>10} {'quiet':>8} {'CPU us':>7}"
+        f"{'gates':>6} {'pending':>10} {'core':>9} {'us':>6} {'quiet':>6} {'growth':>7}"
+        f" {'durable/s':>10} {'quiet':>8} {'CPU us':>7}"
     )
     for gated in (False, True):
         base: dict[str, float] = {}

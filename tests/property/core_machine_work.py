@@ -55,8 +55,8 @@ class WorkRules(CoreDriver):
                 assert_grant(granted, lease, self.model, self.now)
 
     def _expect_grant(self, who: Who, count: int, duration: int | None, request: str | None) -> list[Record]:
-        """Which lease id and fence a new lease gets is not for the model to say: both count up here. Nor is the order of
-        items, as long as every ready one has its turn: the machine of the gates has a model of that.
+        """Which lease id and fence a new lease gets is not for the model to say: both count up here. Nor is the order
+        of items, as long as every ready one has its turn: the machine of the gates has a model of that.
         """
         everything = cmd.GrantLeases(items_max=1000)
         turns = [lease.sequence_id for lease in apply(through_snapshot(self.state), everything, self.now, 0, str, [])]
