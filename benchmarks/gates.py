@@ -4,7 +4,8 @@
 
 "On" is 10 classes, 1,000 tenants, 10,000 exclusive keys, 100 limited resource types, and 100,000 items behind one key
 that is held all the time. A key belongs to one tenant and one type, as a table does; classes are drawn per item. Every
-measurement runs in a process of its own; plain and compiled take turns. Compiling takes about a minute and leaves nothing behind.
+measurement runs in a process of its own; plain and compiled take turns. Compiling takes about a minute and leaves
+nothing behind.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def work(resource_type: str, tenant: str | None = None, resource_id: str = "a") 
     return NewItem(payload=Payload(resource_type=resource_type, resource_id=resource_id, attributes=attributes))
 
 
-async def open_shard(options: QueueOptions | None = None, **settings: int) -> tuple[Shard, FakeClock]:
+async def open_shard(options: QueueOptions | None = None, **settings: Any) -> tuple[Shard, FakeClock]:
     clock = FakeClock()
     shard = await Shard.open(
         MemoryLog("jobs"), options=options, clock=clock, settings=EngineSettings(**settings) if settings else None

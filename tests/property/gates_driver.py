@@ -211,8 +211,8 @@ class WatchedShard:
         assert next_grants(through_snapshot(self.state), self.now) == live, "a recovery would grant others"
 
     def _copied(self, state: State) -> State:
-        """Compiled objects cannot be copied; there a replay has to do."""
-        return deepcopy(state) if str(schedule.__file__).endswith(".py") else replay(self.events)
+        """Compiled objects cannot be copied; there a snapshot has to do."""
+        return deepcopy(state) if str(schedule.__file__).endswith(".py") else through_snapshot(state)
 
     def recover(self) -> None:
         """All that is left is the log."""

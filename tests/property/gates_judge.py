@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from itertools import combinations
 from typing import NamedTuple
 
 from tests.property.gates_model import GatesModel, Record
@@ -50,31 +49,34 @@ ANYTHING = Filter()
 
 
 class Fairness:
-    """Members of a group that keep offering get the same share, apart from two charges.
+    """Who keeps offering gets no less than anybody else of its group, apart from two charges.
 
-    The virtual times of those that offer are never further apart than the largest charge in their group, so what
-    two of them got since both offer differs by twice that at most. A call with a filter takes out of turn:
-    nothing is promised from then on.
+    Virtual times of members that offer are at most the largest charge of their group apart, and being away earns
+    nobody anything. So whatever another one does, it cannot get ahead of one that offers all the time by more than
+    twice that. A call with a filter takes out of turn: nothing is promised from then on.
     """
 
     def __init__(self) -> None:
         self.promised = True
         self.largest: dict[Member, int] = {}
         """The largest charge in each group. A group is a member's name without its last part."""
-        self.got: dict[tuple[Member, Member], list[int]] = {}
-        """For each two members of one group: what both got since they both offer."""
+        self.got: dict[Member, dict[Member, int]] = {}
+        """For each member that offers: what everybody in its group got since it does."""
 
     def charge(self, member: Member, cost: int) -> None:
         group = member[:-1]
         self.largest[group] = max(cost, self.largest.get(group, 0))
-        for (one, other), got in self.got.items():
-            if member in (one, other):
-                got[member == other] += cost
-                assert abs(got[0] - got[1]) <= 2 * self.largest[group], f"{one} got {got[0]}, {other} got {got[1]}"
+        for patient, got in self.got.items():
+            if patient[:-1] == group:
+                got[member] = got.get(member, 0) + cost
+                ahead = got[member] - got.get(patient, 0)
+                assert ahead <= 2 * self.largest[group], f"{member} is {ahead} ahead of {patient}"
 
     def settle(self, offering: Iterable[Member]) -> None:
-        pairs = [pair for pair in combinations(sorted(offering), 2) if pair[0][:-1] == pair[1][:-1]]
-        self.got = {pair: self.got.get(pair, [0, 0]) for pair in pairs}
+        self.got = {member: self.got.get(member, {}) for member in offering}
+
+    def start_over(self) -> None:
+        self.got = {}
 
 
 class GatesJudge(GatesModel):
@@ -252,8 +254,8 @@ class GatesJudge(GatesModel):
     def _start_over(self) -> None:
         """Who is next is decided in another way from here on: nobody has waited or got anything under the new one."""
         self.may_wait_since, self.must_wait_since, self.ceased, self.guarded_at = {}, {}, {}, {}
-        self.lanes_fair.settle([])
-        self.shares_fair.settle([])
+        self.lanes_fair.start_over()
+        self.shares_fair.start_over()
 
     def _first_may_wait(self, class_: int, now: int) -> int:
         """What ceases and goes on in the same millisecond may count as never having ceased."""

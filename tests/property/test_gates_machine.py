@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from omnirelay.core import commands as cmd
 from omnirelay.core import events as ev
-from omnirelay.core.options import Limit, QueueOptions
+from omnirelay.core.options import HOUR, Limit, QueueOptions
 from omnirelay.core.payload import Caller, NewItem, Payload
 from omnirelay.core.schedule import LANES_KEPT
 from omnirelay.errors import OmniRelayError
@@ -34,7 +34,7 @@ from tests.property.strategies import LONG, profile
 
 PICKS = st.integers(0, 40)
 CLASSES = st.sampled_from([5, 0, 9])
-WEIGHTS = st.sampled_from([1, 1, 2, 5])
+WEIGHTS = st.sampled_from([1, 1, 2, 3, 5])
 DELAYS = st.sampled_from([None, None, None, 0, 200, 1_500])
 ENDS = st.tuples(
     PICKS, st.sampled_from(["complete", "complete", "release", "retry", "fail", "dead", "heartbeat"]), DELAYS
@@ -46,36 +46,55 @@ TYPES = ["a", "a/b", "t"]
 NAMES = ["c", "b/c"]
 TENANTS = ["", "x", "y"]
 
-LIMITS = st.builds(
-    Limit,
-    by=st.sampled_from(["type", "tenant", "key"]),
-    match=st.sampled_from(["*", "*", "a", "a*", "x", "?", "*c"]),
-    max=st.integers(1, 4),
+GLOBS = st.sampled_from(["*", "*", "a", "a*", "x", "?", "*c"])
+LIMIT_KINDS = ["type", "tenant", "key"]
+LIMITS = st.lists(st.builds(Limit, by=st.sampled_from(LIMIT_KINDS), match=GLOBS, max=st.integers(1, 4)), max_size=3)
+LIMITS_OF_ONE_KIND = st.sampled_from(LIMIT_KINDS).flatmap(
+    lambda kind: st.lists(
+        st.builds(Limit, by=st.just(kind), match=GLOBS, max=st.integers(2, 6)), min_size=1, max_size=3
+    )
 )
-
 WATERMARKS = st.sampled_from([(None, None), (None, None), (8, None), (6, 5), (10, 0), (5, 1)])
+TENANT_WEIGHTS = st.sampled_from([{}, {"x": 3}, {"x": 2, "": 5}, {"y": 1_000}])
 
-OPTIONS = st.builds(
-    lambda watermarks, **fields: QueueOptions(high_watermark=watermarks[0], low_watermark=watermarks[1], **fields),
-    WATERMARKS,
-    ordering=st.sampled_from(["none", "exclusive", "fifo", "fifo"]),
-    key=st.sampled_from(["resource", "partition"]),
-    fifo_head=st.sampled_from(["hold", "pass"]),
-    tenant_attribute=st.sampled_from(["tenant", "tenant", "tenant", "team"]),
-    tenant_weights=st.sampled_from([{}, {"x": 3}, {"x": 2, "": 5}, {"y": 1_000}]),
-    limits=st.lists(LIMITS, max_size=3),
-    starvation_every=st.sampled_from([2, 3, 0]),
-    starvation_after_ms=st.sampled_from([50, 0, 200]),
-    capacity=st.sampled_from([20, 14, 9]),
-    backpressure_cooldown_ms=st.sampled_from([0, 500]),
-    lease_duration_ms=st.just(1_000),
-    max_delivery_attempts=st.just(2),
-    requeue_delay_ms=st.sampled_from([0, 0, 300]),
-    # What runs out by itself has a machine of its own.
-    ended_lease_retention_ms=st.just(24 * 3_600_000),
-    result_retention_ms=st.just(24 * 3_600_000),
-    request_id_retention_max_ms=st.just(48 * 3_600_000),
+
+def options(**drawn: st.SearchStrategy[Any]) -> st.SearchStrategy[QueueOptions]:
+    """Options around what is drawn. What runs out by itself has a machine of its own, so memories last here."""
+    return st.builds(
+        QueueOptions,
+        lease_duration_ms=st.just(1_000),
+        max_delivery_attempts=st.just(2),
+        ended_lease_retention_ms=st.just(24 * HOUR),
+        result_retention_ms=st.just(24 * HOUR),
+        request_id_retention_max_ms=st.just(48 * HOUR),
+        starvation_every=st.sampled_from([2, 3, 0]),
+        starvation_after_ms=st.sampled_from([50, 0, 200]),
+        tenant_weights=TENANT_WEIGHTS,
+        backpressure_cooldown_ms=st.sampled_from([0, 500]),
+        **drawn,
+    )
+
+
+MIXED = WATERMARKS.flatmap(
+    lambda marks: options(
+        high_watermark=st.just(marks[0]),
+        low_watermark=st.just(marks[1]),
+        capacity=st.sampled_from([20, 14, 9]),
+        ordering=st.sampled_from(["none", "exclusive", "fifo", "fifo"]),
+        key=st.sampled_from(["resource", "partition"]),
+        fifo_head=st.sampled_from(["hold", "pass"]),
+        tenant_attribute=st.sampled_from(["tenant", "tenant", "tenant", "team"]),
+        limits=LIMITS,
+        requeue_delay_ms=st.sampled_from([0, 0, 300]),
+    )
 )
+LIMITED = options(capacity=st.just(40), limits=LIMITS_OF_ONE_KIND)
+FAIR = options(capacity=st.just(80))
+
+RUNS = st.one_of(
+    st.tuples(st.just("mixed"), MIXED), st.tuples(st.just("limited"), LIMITED), st.tuples(st.just("fair"), FAIR)
+)
+"""Every gate at once hides most of them from each other: some runs are about limits, some about turns alone."""
 
 SPECS: st.SearchStrategy[Record] = st.fixed_dictionaries(
     {
@@ -135,16 +154,24 @@ class GatesMachine(RuleBasedStateMachine):
         super().__init__()
         self.shard = WatchedShard()
         self.drained: list[bytes] = []
+        self.kind = ""
         self.filters = False
         self.attentive = False
         self.pauses_made = 0
         self.steps = 0
 
-    @initialize(options=OPTIONS, filters=st.booleans(), attentive=st.booleans())
-    def start(self, options: QueueOptions, filters: bool, attentive: bool) -> None:
+    @initialize(run=RUNS, filters=st.booleans(), attentive=st.booleans())
+    def start(self, run: tuple[str, QueueOptions], filters: bool, attentive: bool) -> None:
         """Runs without filters can hold the shard to fairness; attentive ones signal at once, as an engine does."""
-        self.filters, self.attentive = filters, attentive
+        self.kind, options = run
+        self.filters, self.attentive = filters and self.kind != "fair", attentive
         self.shard.do(cmd.ChangeOptions(options))
+
+    def _shaped(self, specs: list[Record]) -> list[Record]:
+        """One class only where it is about turns, and nothing late in either: so that more of them meet."""
+        if self.kind == "fair":
+            return [{**spec, "class": 5, "delay": None} for spec in specs]
+        return specs if self.kind == "mixed" else [{**spec, "delay": None} for spec in specs]
 
     def _pick(self, pick: int, *states: str) -> int:
         known = [item["id"] for item in self.shard.model.having(*states)]
@@ -155,6 +182,7 @@ class GatesMachine(RuleBasedStateMachine):
     @rule(specs=st.lists(SPECS, min_size=1, max_size=5))
     def enqueue(self, specs: list[Record]) -> None:
         model = self.shard.model
+        specs = self._shaped(specs)
         allowed, fresh = model.refusals(specs), len(model.fresh(specs))
         before = model.next_id
         answer = self.shard.ask(cmd.EnqueueItems([new_item_of(spec) for spec in specs]))
@@ -166,6 +194,12 @@ class GatesMachine(RuleBasedStateMachine):
             assert model.next_id == before + fresh
             assert sum(not result.duplicate for result in answer.results) == fresh
             assert answer.pending_count == len(model.having("ready", "delayed"))
+
+    @precondition(lambda self: self.kind == "fair")
+    @rule(specs=st.lists(SPECS, min_size=2, max_size=4), copies=st.integers(3, 8))
+    def enqueue_many_alike(self, specs: list[Record], copies: int) -> None:
+        """Enough for each to offer something all the time, or else nobody can be held to anything."""
+        self.enqueue([{**spec, "request": None} for spec in specs * copies])
 
     @rule(specs=st.lists(SPECS, min_size=1, max_size=5), count=st.integers(1, 3), filter_=FILTERS)
     def enqueue_and_lease(self, specs: list[Record], count: int, filter_: Any) -> None:
@@ -280,10 +314,10 @@ class GatesMachine(RuleBasedStateMachine):
         self.shard.resume(paused[pick % len(paused)])
         self.shard.resume(scope)
 
-    @precondition(lambda self: self.steps % 4 == 2)
-    @rule(options=OPTIONS)
-    def change_options(self, options: QueueOptions) -> None:
-        self.shard.do(cmd.ChangeOptions(options))
+    @precondition(lambda self: self.kind != "fair" and self.steps % 4 == 2)
+    @rule(mixed=MIXED, limited=LIMITED)
+    def change_options(self, mixed: QueueOptions, limited: QueueOptions) -> None:
+        self.shard.do(cmd.ChangeOptions(mixed if self.kind == "mixed" else limited))
 
     @precondition(lambda self: not self.attentive)
     @rule()
