@@ -24,20 +24,27 @@ _SLACK = 64
 
 
 class OrderedQueue:
-    """`push` when an item enters the place, `left` right after its stamp has changed."""
+    """`push` when an item enters the place, `left` right after its stamp has changed.
+
+    An empty one holds no deque: there are thousands of them, and half a kilobyte each would not fit any cache.
+    """
 
     __slots__ = ("_heap", "_run", "live")
 
     def __init__(self) -> None:
-        self._run: deque[Entry] = deque()
-        self._heap: list[Entry] = []
+        self._run: deque[Entry] | None = None
+        self._heap: list[Entry] | None = None
         self.live = 0
 
     def push(self, key: int, item: Item) -> None:
         run = self._run
         entry = (key, item.sequence_id, item.stamp, item)
-        if not run or run[-1] < entry:
+        if run is None:
+            self._run = deque((entry,))
+        elif run[-1] < entry:
             run.append(entry)
+        elif self._heap is None:
+            self._heap = [entry]
         else:
             heappush(self._heap, entry)
         self.live += 1
@@ -46,55 +53,73 @@ class OrderedQueue:
         """The item has a new stamp: drop it if it was first, and stale heads, so that readers need not look."""
         self.live = live = self.live - 1
         run = self._run
-        if run and run[0][3] is item:
-            run.popleft()
-        if len(run) + len(self._heap) != live:
-            self._settle(live)
+        if run is not None:
+            if run[0][3] is item:
+                run.popleft()
+                if not run:
+                    self._run = None
+            if self._heap is None and len(run) == live:
+                return
+        self._settle(live)
 
     def take_first(self) -> None:
         """Take the first item out although its stamp stays the same."""
         run, heap = self._run, self._heap
-        if run and not (heap and heap[0] < run[0]):
+        if run is not None and not (heap is not None and heap[0] < run[0]):
             run.popleft()
-        else:
+            if not run:
+                self._run = None
+        elif heap is not None:
             heappop(heap)
+            if not heap:
+                self._heap = None
         self.live -= 1
         self._settle(self.live)
 
     def _settle(self, live: int) -> None:
-        """There are stale entries: take them off the heads, and clean up when they outnumber the live ones."""
+        """There may be stale entries: take them off the heads, and clean up when they outnumber the live ones."""
+        entries = 0
         run = self._run
-        while run and (entry := run[0])[3].stamp != entry[2]:
-            run.popleft()
+        if run is not None:
+            while run and (entry := run[0])[3].stamp != entry[2]:
+                run.popleft()
+            entries = len(run)
+            if not entries:
+                self._run = None
         heap = self._heap
-        while heap and (entry := heap[0])[3].stamp != entry[2]:
-            heappop(heap)
-        if len(run) + len(heap) > 2 * live + _SLACK:
+        if heap is not None:
+            while heap and (entry := heap[0])[3].stamp != entry[2]:
+                heappop(heap)
+            entries += len(heap)
+            if not heap:
+                self._heap = None
+        if entries > 2 * live + _SLACK:
             self._compact()
 
     def first(self) -> Item | None:
-        heap = self._heap
-        if heap:
-            run = self._run
-            if not run or heap[0] < run[0]:
-                return heap[0][3]
-            return run[0][3]
         run = self._run
-        return run[0][3] if run else None
+        heap = self._heap
+        if heap is None:
+            return None if run is None else run[0][3]
+        if run is None or heap[0] < run[0]:
+            return heap[0][3]
+        return run[0][3]
 
     def first_key(self) -> int | None:
         """The smallest key, or None when the queue is empty."""
-        if self._heap:
-            if self._run and self._run[0][0] < self._heap[0][0]:
-                return self._run[0][0]
-            return self._heap[0][0]
-        return self._run[0][0] if self._run else None
+        run = self._run
+        heap = self._heap
+        if heap is None:
+            return None if run is None else run[0][0]
+        if run is None or heap[0][0] < run[0][0]:
+            return heap[0][0]
+        return run[0][0]
 
     def __iter__(self) -> Iterator[Item]:
         """Live items in order, read lazily and without changing anything: O(log n) for each one taken."""
-        entries: Iterator[Entry] = iter(self._run)
-        if self._heap:
-            entries = merge(entries, self._heap_in_order())
+        entries: Iterator[Entry] = iter(self._run or ())
+        if self._heap is not None:
+            entries = merge(entries, _in_order(self._heap))
         for entry in entries:
             if entry[3].stamp == entry[2]:
                 yield entry[3]
@@ -102,9 +127,9 @@ class OrderedQueue:
     def up_to(self, key: int, count_max: int) -> list[Item]:
         """At most `count_max` live items whose key is not above `key`, in order."""
         found: list[Item] = []
-        entries: Iterator[Entry] = iter(self._run)
-        if self._heap:
-            entries = merge(entries, self._heap_in_order())
+        entries: Iterator[Entry] = iter(self._run or ())
+        if self._heap is not None:
+            entries = merge(entries, _in_order(self._heap))
         for entry in entries:
             if entry[0] > key or len(found) >= count_max:
                 break
@@ -112,22 +137,24 @@ class OrderedQueue:
                 found.append(entry[3])
         return found
 
-    def _heap_in_order(self) -> Iterator[Entry]:
-        """Walk the heap from its root, smallest first, without taking it apart."""
-        heap = self._heap
-        frontier = [(heap[0], 0)]
-        while frontier:
-            entry, at = heappop(frontier)
-            yield entry
-            for child in (2 * at + 1, 2 * at + 2):
-                if child < len(heap):
-                    heappush(frontier, (heap[child], child))
-
     def _compact(self) -> None:
-        self._run = deque(entry for entry in self._run if entry[3].stamp == entry[2])
-        self._heap = [entry for entry in self._heap if entry[3].stamp == entry[2]]
-        heapify(self._heap)
-        if len(self._heap) > len(self._run):
+        run = [entry for entry in self._run or () if entry[3].stamp == entry[2]]
+        heap = [entry for entry in self._heap or () if entry[3].stamp == entry[2]]
+        if len(heap) > len(run):
             # Mostly out of order by now (a mass retry, say): sorting once makes the rest O(1) again.
-            self._run = deque(merge(self._run, sorted(self._heap)))
-            self._heap = []
+            run = sorted(run + heap)
+            heap = []
+        heapify(heap)
+        self._run = deque(run) if run else None
+        self._heap = heap or None
+
+
+def _in_order(heap: list[Entry]) -> Iterator[Entry]:
+    """Walk a heap from its root, smallest first, without taking it apart."""
+    frontier = [(heap[0], 0)]
+    while frontier:
+        entry, at = heappop(frontier)
+        yield entry
+        for child in (2 * at + 1, 2 * at + 2):
+            if child < len(heap):
+                heappush(frontier, (heap[child], child))
