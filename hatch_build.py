@@ -24,6 +24,7 @@ COMPILED = (
     "evolve",
     "items",
     "keys",
+    "lanes",
     "ordered",
     "roster",
     "rules/acknowledge",

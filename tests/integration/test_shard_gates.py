@@ -113,6 +113,8 @@ async def test_filters_that_are_no_names_are_refused() -> None:
         await shard.lease(resource_types=["a\0b"])
     with pytest.raises(InvalidArgument, match="tenants"):
         await shard.lease(tenants=["t"] * 1_001)
+    with pytest.raises(InvalidArgument, match="resourceTypes"):
+        await shard.lease(resource_types="table")
     await shard.close()
 
 
@@ -219,6 +221,25 @@ async def test_a_waiting_enqueue_whose_caller_is_gone_leaves_no_trace() -> None:
     await clock.advance(1_000)
     await soon(stays)
     assert [view.payload.resource_id for view in (await shard.peek()).items] == ["stays"]
+    await shard.close()
+
+
+async def test_a_bad_enqueue_is_refused_at_once_while_others_wait_and_harms_nobody() -> None:
+    shard, clock = await open_shard(TIGHT)
+    await shard.enqueue(items(4))
+    waiting = start(shard.enqueue(item("late"), wait_ms=60_000))
+    await settle()
+    for wait_ms in (0, 60_000):
+        with pytest.raises(InvalidArgument):
+            await soon(shard.enqueue([None], wait_ms=wait_ms))  # type: ignore[list-item]
+        with pytest.raises(InvalidArgument) as refused:
+            await soon(shard.enqueue(item(" "), wait_ms=wait_ms))
+        assert refused.value.code == "resourcelease.payload.resource_id_required"
+    for _ in range(4):
+        await shard.complete((await one_lease(shard)).token)
+    await clock.advance(1_000)
+    await soon(waiting)
+    assert shard.failure is None
     await shard.close()
 
 

@@ -22,10 +22,11 @@ from omnirelay.core.items import (
     READY,
     Item,
 )
+from omnirelay.core.lanes import Level
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.pauses import Pause
 from omnirelay.core.records import ItemRecord, LeaseRecord, item_of, lease_of, record_of_item, record_of_lease
-from omnirelay.core.schedule import CLASSES, Level, Schedule
+from omnirelay.core.schedule import CLASSES, Schedule
 from omnirelay.core.state import RequestRecord, State
 from omnirelay.errors import LogDamaged
 

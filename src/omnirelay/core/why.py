@@ -11,11 +11,11 @@ from itertools import takewhile
 
 from omnirelay.core.answers import Gate, WhyAnswer
 from omnirelay.core.items import DELAYED, LEASED, READY, STATE_NAMES, Item
+from omnirelay.core.lanes import Lane, Share
 from omnirelay.core.pauses import Pause
 from omnirelay.core.rules.handling import find_item
 from omnirelay.core.rules.pausing import pauses_over
 from omnirelay.core.rules.selecting import guard_is_due, next_item, starving_levels
-from omnirelay.core.schedule import Lane, Share
 from omnirelay.core.scopes import Scope
 from omnirelay.core.state import State
 from omnirelay.core.turns import Member, Turns

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from omnirelay.core.items import Item
-from omnirelay.core.schedule import Lane, Level, Schedule, Share
+from omnirelay.core.lanes import Lane, Level, Share
+from omnirelay.core.schedule import Schedule
 from omnirelay.core.state import State
 
 _GLOB_CHARACTERS = frozenset("*?[")
