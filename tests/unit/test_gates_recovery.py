@@ -153,3 +153,16 @@ def test_the_guard_goes_on_counting_where_a_snapshot_was_taken() -> None:
     kernel.state = through_snapshot(kernel.state)
     guarded = [guard for _, guard in next_grants(kernel.state, kernel.now_ms, 44)]
     assert [index for index, guard in enumerate(guarded) if guard] == [11, 43]
+
+
+def test_a_share_that_offers_for_a_moment_while_a_snapshot_is_loaded_leaves_no_trace() -> None:
+    kernel = Kernel(QueueOptions(limits=[Limit(by="type", match="a", max=2)]))
+    kernel.enqueue(
+        new_item(resource_type="a"),
+        new_item(resource_type="a", weight=2, attributes={"tenant": "x"}),
+        new_item(resource_type="a"),
+        new_item(resource_type="t"),
+    )
+    assert kernel.lease_one().sequence_id == 1
+    kernel.do(cmd.CancelItem(4))
+    assert digest(through_snapshot(kernel.state)) == digest(kernel.state)

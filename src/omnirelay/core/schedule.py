@@ -439,7 +439,8 @@ class Schedule:
         else:
             turns.leave(share)
             if not turns.live:
-                level.closed_at = now_ms
+                if not self._loading:
+                    level.closed_at = now_ms
                 self._open(level, False)
 
     def _open(self, level: Level, offers: bool) -> None:
