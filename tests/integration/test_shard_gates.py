@@ -107,6 +107,19 @@ async def test_a_call_nothing_fits_does_not_keep_the_shard_busy() -> None:
     await shard.close()
 
 
+async def test_repeats_of_a_call_that_take_something_else_leave_the_line_with_it() -> None:
+    shard, _ = await open_shard()
+    calls = [
+        start(shard.lease(WORKER, wait_ms=60_000, request_id="once", resource_types=types))
+        for types in (["table"], ["view"], None)
+    ]
+    await settle()
+    await shard.enqueue(work("table"))
+    leases = [await soon(call) for call in calls]
+    assert len({lease.token for [lease] in leases}) == 1
+    await shard.close()
+
+
 async def test_filters_that_are_no_names_are_refused() -> None:
     shard, _ = await open_shard()
     with pytest.raises(InvalidArgument, match="resourceTypes"):

@@ -61,10 +61,12 @@ class LeaseLine:
         heapify(first)
         while first:
             _, wanted = heappop(first)
-            request = next(iter(self._groups[wanted]))
+            group = self._groups.get(wanted)
+            if not group:
+                continue  # Its calls were repeats of another one and got what that got.
+            request = next(iter(group))
             if request.future.done() or grant(request):
                 self.leave(request)
-                group = self._groups.get(wanted)
                 if group:
                     heappush(first, (next(iter(group.values())), wanted))
 
