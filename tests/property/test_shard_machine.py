@@ -227,7 +227,8 @@ class ShardMachine(RuleBasedStateMachine):
                 await self.clock.advance(100)
         if isinstance(reading.exception(), LogUnavailable):
             await self.clock.advance(100)
-        for _ in range(5):
+        # A caller that was cancelled gives its lease back some turns of the loop later, on its way out of every layer.
+        for _ in range(25):
             await asyncio.sleep(0)
 
     # -- disks ---------------------------------------------------------------------------------
