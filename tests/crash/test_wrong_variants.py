@@ -102,27 +102,30 @@ def kill_under_load(crashes: Crashes, variant: str | None) -> None:
     crashes.check()
 
 
-CASES: list[tuple[str, Scenario, str]] = [
-    ("answers_before_append", kill_before_the_frame_is_written, "acknowledged_lost"),
-    ("skips_the_flush", kill_on_a_disk_that_forgets, "acknowledged_lost"),
-    ("drops_expiries", kill_after_leases_ran_out, "digest_differs"),
-    ("ignores_unproven_history", restart_from_a_backup, "fence_not_rising"),
-    ("forgets_the_witness", restart_on_an_older_copy, "history_rewritten"),
-    ("grants_twice", kill_under_load, "digest_differs"),
+LOST = {"acknowledged_lost", "fence_not_rising", "wrong_answer", "completion_lost"}
+"""What a lost frame shows itself as: its answers have no event, or its ids and fences were given out again since."""
+
+CASES: list[tuple[str, Scenario, set[str]]] = [
+    ("answers_before_append", kill_before_the_frame_is_written, LOST),
+    ("skips_the_flush", kill_on_a_disk_that_forgets, LOST),
+    ("drops_expiries", kill_after_leases_ran_out, {"digest_differs"}),
+    ("ignores_unproven_history", restart_from_a_backup, {"fence_not_rising"}),
+    ("forgets_the_witness", restart_on_an_older_copy, {"history_rewritten"}),
+    ("grants_twice", kill_under_load, {"digest_differs"}),
 ]
 
 IDS = [variant for variant, _, _ in CASES]
 
 
-@pytest.mark.parametrize(("variant", "scenario", "check"), CASES, ids=IDS)
+@pytest.mark.parametrize(("variant", "scenario", "checks"), CASES, ids=IDS)
 def test_the_real_code_passes_where_the_variant_fails(
-    variant: str, scenario: Scenario, check: str, make_crashes: MakeCrashes
+    variant: str, scenario: Scenario, checks: set[str], make_crashes: MakeCrashes
 ) -> None:
     scenario(make_crashes(5), None)
 
 
-@pytest.mark.parametrize(("variant", "scenario", "check"), CASES, ids=IDS)
-def test_the_variant_is_caught(variant: str, scenario: Scenario, check: str, make_crashes: MakeCrashes) -> None:
+@pytest.mark.parametrize(("variant", "scenario", "checks"), CASES, ids=IDS)
+def test_the_variant_is_caught(variant: str, scenario: Scenario, checks: set[str], make_crashes: MakeCrashes) -> None:
     with pytest.raises(Violation) as caught:
         scenario(make_crashes(5), variant)
-    assert caught.value.check == check, caught.value
+    assert caught.value.check in checks, caught.value

@@ -24,6 +24,7 @@ from tests.builders import START_MS, lease_id, lease_ids, replay, stored_and_rea
 from tests.property.comparing import through_snapshot
 from tests.property.gates_judge import Filter, GatesJudge
 from tests.property.gates_model import LIMIT_KINDS, Record, Scope
+from tests.property.strategies import LONG
 
 KNOWN_STATES = ("ready", "delayed", "leased", "dead")
 """What the model keeps: it forgets what was completed or cancelled at once."""
@@ -45,6 +46,7 @@ class WatchedShard:
         self.shadow = State()
         """What a replica would have: fed with the events as they are stored."""
         self.digest = digest(self.state)
+        self.checks = 0
 
     def copy(self) -> WatchedShard:
         """By way of a snapshot, which is the only thing a copy of the real shard would have."""
@@ -205,10 +207,16 @@ class WatchedShard:
     # -- who goes next -------------------------------------------------------------------------
 
     def check_next_grants(self) -> None:
-        """The live shard, a recovery from the log and one from a snapshot go on with the same items."""
-        live = next_grants(self._copied(self.state), self.now)
-        assert next_grants(self._copied(self.shadow), self.now) == live, "a replica would grant others"
-        assert next_grants(through_snapshot(self.state), self.now) == live, "a recovery would grant others"
+        """The live shard, a recovery from the log and one from a snapshot go on with the same items.
+
+        A copy takes longer than all the rest: in the short form the first two take turns in standing for both.
+        """
+        self.checks += 1
+        recovered = next_grants(through_snapshot(self.state), self.now)
+        if LONG or self.checks % 2:
+            assert next_grants(self._copied(self.state), self.now) == recovered, "a recovery would grant others"
+        if LONG or self.checks % 2 == 0:
+            assert next_grants(self._copied(self.shadow), self.now) == recovered, "a replica would grant others"
 
     def _copied(self, state: State) -> State:
         """Compiled objects cannot be copied; there a snapshot has to do."""

@@ -164,14 +164,19 @@ class GatesMachine(RuleBasedStateMachine):
     def start(self, run: tuple[str, QueueOptions], filters: bool, attentive: bool) -> None:
         """Runs without filters can hold the shard to fairness; attentive ones signal at once, as an engine does."""
         self.kind, options = run
-        self.filters, self.attentive = filters and self.kind != "fair", attentive
+        self.filters, self.attentive = self.kind == "limited" or (filters and self.kind == "mixed"), attentive
         self.shard.do(cmd.ChangeOptions(options))
 
     def _shaped(self, specs: list[Record]) -> list[Record]:
-        """Few lanes and light items where it is about turns, and nothing late in either: so that more of them meet."""
+        """Fewer lanes and nothing late where it is about limits or turns alone: so that more of them meet."""
         if self.kind == "fair":
             return [{**spec, "class": 5, "delay": None, "weight": min(spec["weight"], 2)} for spec in specs]
-        return specs if self.kind == "mixed" else [{**spec, "delay": None} for spec in specs]
+        if self.kind == "limited":
+            return [
+                {**spec, "class": min(spec["class"], 5), "type": spec["type"][:1], "request": None, "delay": None}
+                for spec in specs
+            ]
+        return specs
 
     def _pick(self, pick: int, *states: str) -> int:
         known = [item["id"] for item in self.shard.model.having(*states)]
@@ -371,4 +376,4 @@ class GatesMachine(RuleBasedStateMachine):
 def test_the_gates_do_what_the_naive_model_says(lanes_kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once as it is, and once forgetting empty lanes all the time: nobody may notice."""
     monkeypatch.setattr("omnirelay.core.schedule.LANES_KEPT", lanes_kept)
-    run_state_machine_as_test(GatesMachine, settings=profile(60, 40))
+    run_state_machine_as_test(GatesMachine, settings=profile(50, 40))

@@ -68,3 +68,34 @@ async def test_a_read_does_not_overtake_the_only_frame_under_way() -> None:
     assert (await read).pending_count == 1
     await enqueue
     await shard.close()
+
+
+async def test_a_lease_whose_first_caller_and_repeat_are_both_gone_is_released() -> None:
+    shard, _, _ = await opened()
+    calls = [asyncio.ensure_future(shard.lease(WORKER, request_id="call", wait_ms=5_000)) for _ in range(2)]
+    await settle()
+    await shard.enqueue([new_item("a")])
+    leases = [await call for call in calls]
+    assert leases[0] == leases[1]
+    for lease in leases:
+        assert (await shard.stats()).active_lease_count == 1
+        shard.undelivered(lease)
+        await settle()
+    assert (await shard.stats()).active_lease_count == 0
+    await shard.close()
+
+
+async def test_a_repeat_keeps_the_lease_that_its_first_caller_left_at_the_same_time() -> None:
+    """The repeat is decided before the release of what the first call left behind, and must not lose it to that."""
+    shard, log, _ = await opened()
+    await shard.enqueue([new_item("a")])
+    log.after.clear()
+    first = asyncio.ensure_future(shard.lease(WORKER, request_id="call"))
+    await settle()
+    repeat = asyncio.ensure_future(shard.lease(WORKER, request_id="call"))
+    await settle()
+    first.cancel()
+    log.after.set()
+    [lease] = await repeat
+    await shard.complete(lease.token)
+    await shard.close()

@@ -16,6 +16,7 @@ from omnirelay.core.commands import (
     CompleteItem,
     EnforceCaps,
     ExpireLeases,
+    ReturnUndelivered,
     SignalBackpressure,
 )
 from omnirelay.core.decide import Ids, apply, check_enqueue
@@ -31,6 +32,7 @@ from omnirelay.engine.requests import (
     LeaseRequest,
     ReadRequest,
     Request,
+    ReturnRequest,
 )
 from omnirelay.engine.waiting import EnqueueLine, ItemWaiters, LeaseLine
 from omnirelay.errors import OmniRelayError, ResourceExhausted
@@ -141,6 +143,9 @@ class Decider:
             elif type(request) is LeaseRequest:
                 self._lease(batch, request, now_ms)
                 return
+            elif type(request) is ReturnRequest:
+                # Looked at in its turn: a repeat that was decided before it may have the lease by now.
+                answer = self._own(batch, ReturnUndelivered(self._line.forsaken(request.grants)), now_ms)
             elif type(request) is ReadRequest:
                 answer = request.read(self.state, now_ms)
             else:

@@ -73,6 +73,16 @@ class ReadRequest(Request):
         self.read = read
 
 
+class ReturnRequest(Request):
+    """Grants whose answer reached nobody. Nobody waits for the outcome either, so the future is of no use."""
+
+    __slots__ = ("grants",)
+
+    def __init__(self, grants: list[GrantedLease], future: asyncio.Future[Any], arrived_ms: int) -> None:
+        super().__init__(future, arrived_ms)
+        self.grants = grants
+
+
 class LeaseRequest(Request):
     """A lease call; it waits in line until something is ready or its time is over."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from omnirelay.core.answers import GrantedLease
 from omnirelay.core.items import COMPLETED
+from omnirelay.core.payload import OwnershipToken
 from omnirelay.core.rules.grant import grant_key
 from omnirelay.core.state import State
 from omnirelay.core.views import view
@@ -42,8 +43,8 @@ class LeaseLine:
         self._joined = 0
         self._waiting = 0
         self._by_key: dict[str, dict[LeaseRequest, None]] = {}
-        self._shared: dict[str, None] = {}
-        """Ids of leases that more than one call was answered with, the latest last."""
+        self._shared: dict[str, int] = {}
+        """How many calls have each lease that more than one was answered with, the latest last."""
 
     def __len__(self) -> int:
         return self._waiting
@@ -102,15 +103,23 @@ class LeaseLine:
         return [repeat for repeat in waiting if repeat is not request]
 
     def share(self, grants: list[GrantedLease]) -> None:
-        """These went to more than one call: that one of the callers is gone says nothing about the other."""
+        """One more call is answered with these: that one of the callers is gone says nothing about the others."""
         for grant in grants:
-            self._shared[grant.token.lease_id] = None
+            lease_id = grant.token.lease_id
+            self._shared[lease_id] = self._shared.pop(lease_id, 1) + 1
         while len(self._shared) > SHARED_MAX:
             del self._shared[next(iter(self._shared))]
 
-    def unshared(self, grants: list[GrantedLease]) -> list[GrantedLease]:
-        """Those that nobody else was answered with."""
-        return [grant for grant in grants if grant.token.lease_id not in self._shared]
+    def forsaken(self, grants: list[GrantedLease]) -> list[OwnershipToken]:
+        """A caller that was answered with these is gone; returns those that no other call has."""
+        tokens = []
+        for grant in grants:
+            callers = self._shared.pop(grant.token.lease_id, 1)
+            if callers == 1:
+                tokens.append(grant.token)
+            else:
+                self._shared[grant.token.lease_id] = callers - 1
+        return tokens
 
     def _time_over(self, request: LeaseRequest) -> None:
         if request in self._groups.get(_wanted_by(request), ()):

@@ -24,7 +24,7 @@ from typing import Any
 from msgspec.json import encode as encode_json
 
 from omnirelay.core.answers import GrantedLease, ItemView
-from omnirelay.core.commands import Command, ReturnUndelivered
+from omnirelay.core.commands import Command
 from omnirelay.core.decide import Ids
 from omnirelay.core.events import Event, GenerationStarted
 from omnirelay.core.rules.handling import find_item
@@ -32,7 +32,15 @@ from omnirelay.core.state import State
 from omnirelay.core.views import view
 from omnirelay.engine.clock import Clock, ShardTime, Timer
 from omnirelay.engine.deciding import Decider
-from omnirelay.engine.requests import Batch, CommandRequest, EnqueueRequest, LeaseRequest, ReadRequest, Request
+from omnirelay.engine.requests import (
+    Batch,
+    CommandRequest,
+    EnqueueRequest,
+    LeaseRequest,
+    ReadRequest,
+    Request,
+    ReturnRequest,
+)
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.waiting import EnqueueLine, ItemWaiters, LeaseLine
 from omnirelay.errors import LogUnavailable, OmniRelayError, Unavailable
@@ -150,12 +158,10 @@ class Writer:
         """Release grants whose answer reached nobody, in the next frame."""
         if self.failure is not None:
             return
-        tokens = [grant.token for grant in self.line.unshared(grants)]
-        for start in range(0, len(tokens), RETURN_MAX):
+        for start in range(0, len(grants), RETURN_MAX):
             future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             future.add_done_callback(_look_at)
-            command = ReturnUndelivered(tokens[start : start + RETURN_MAX])
-            self._inbox.append(CommandRequest(command, future, self.now_ms()))
+            self._inbox.append(ReturnRequest(grants[start : start + RETURN_MAX], future, self.now_ms()))
             self._wake.set()
 
     def _lease_timed_out(self, request: LeaseRequest) -> None:
