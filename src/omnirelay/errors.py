@@ -4,7 +4,7 @@
     ├── InvalidArgument      the caller sent something wrong; nothing changed
     ├── AlreadyExists        the same requestId came with another payload
     ├── FailedPrecondition   the token no longer holds the item
-    ├── PermissionDenied     the token belongs to somebody else
+    ├── PermissionDenied     the token belongs to somebody else, or the caller may not do this
     ├── NotFound             no such item, or it was forgotten
     ├── ResourceExhausted    no room; try again after `retry_after_ms`
     ├── Unavailable          not here, not now; try again
@@ -13,6 +13,8 @@
     │   ├── LogFenced        another writer took the shard over
     │   └── LogLocked        another process has the log open for writing
     ├── DeadlineExceeded     the deadline had passed on arrival
+    ├── Unimplemented        nobody serves this procedure here
+    ├── Internal             a fault of the server; its log has the details
     ├── OutOfRange
     │   └── LogTrimmed       the log no longer reaches back that far
     └── DataLoss             stored data does not check out
@@ -118,6 +120,15 @@ class Unavailable(OmniRelayError):
 class DeadlineExceeded(OmniRelayError):
     status = Status.DEADLINE_EXCEEDED
     default_code = "deadline-exceeded"
+
+
+class Unimplemented(OmniRelayError):
+    status = Status.UNIMPLEMENTED
+    default_code = "unimplemented"
+
+
+class Internal(OmniRelayError):
+    """What a caller hears of a fault nobody expected: that there was one, and nothing of its insides."""
 
 
 class OutOfRange(OmniRelayError):

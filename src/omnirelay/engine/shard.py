@@ -59,6 +59,12 @@ class BackpressureListener(Protocol):
     def __call__(self, signal: BackpressureSignal, /) -> None: ...
 
 
+class EventListener(Protocol):
+    """What wants to see every batch of durable events. Called on the event loop: it must not block."""
+
+    def __call__(self, events: Sequence[Event], /) -> None: ...
+
+
 class Shard(Operating):
     """Use `open`. One object is for one event loop; any number of tasks may call it."""
 
@@ -70,6 +76,7 @@ class Shard(Operating):
         self._clock = clock
         self._tails: list[asyncio.Future[None]] = []
         self._backpressure_listeners: list[BackpressureListener] = []
+        self._event_listeners: list[EventListener] = []
         self._snapshot_lock = asyncio.Lock()
         self._snapshot_task: asyncio.Task[None] | None = None
         self._events_since_snapshot = 0
@@ -196,6 +203,13 @@ class Shard(Operating):
         self._backpressure_listeners.append(listener)
         if self._writer.state.backpressure:
             self._tell(listener, self.backpressure)
+
+    def add_event_listener(self, listener: EventListener) -> None:
+        """Have a function called with the events of every frame, in order, when they are durable and answered.
+
+        What it raises is logged and goes no further.
+        """
+        self._event_listeners.append(listener)
 
     def now_ms(self) -> int:
         """The shard's own time."""
@@ -383,6 +397,12 @@ class Shard(Operating):
         self._wake_tails()
         if self._backpressure_listeners:
             self._tell_listeners(events)
+        if events:
+            for listener in self._event_listeners:
+                try:
+                    listener(events)
+                except Exception:
+                    _log.exception("event_listener_failed", extra={"shard": self.log.shard})
         self._events_since_snapshot += len(events)
         every = self._settings.snapshot_every_events
         if every and self._events_since_snapshot >= every and self._snapshot_task is None:

@@ -1,0 +1,43 @@
+"""Every page of a process, ready to be handed to its HTTP application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from omnirelay.control.docs_page import HTML, docs_page
+from omnirelay.control.health import JSON, Health
+from omnirelay.control.introspection import Introspection
+from omnirelay.control.openapi import openapi_document
+from omnirelay.control.prometheus import Metrics
+from omnirelay.rpc.dispatcher import Dispatcher
+from omnirelay.service.component import ResourceLeaseComponent
+from omnirelay.telemetry.meters import CallMeter
+from omnirelay.transport.http import Page
+
+
+def control_pages(
+    dispatcher: Dispatcher,
+    components: Sequence[ResourceLeaseComponent],
+    calls: CallMeter,
+    about: Callable[[], dict[str, Any]] = dict,
+) -> dict[str, Page]:
+    health = Health(dispatcher, components)
+
+    async def openapi() -> tuple[int, str, bytes]:
+        return 200, JSON, msgspec.json.encode(openapi_document(dispatcher))
+
+    async def docs() -> tuple[int, str, bytes]:
+        return 200, HTML, docs_page(openapi_document(dispatcher))
+
+    return {
+        "/healthz": Page(health.live),
+        "/readyz": Page(health.ready),
+        "/metrics": Page(Metrics(dispatcher, components, calls).page),
+        "/omnirelay/introspect": Page(Introspection(dispatcher, components, about).page),
+        "/openapi.json": Page(openapi),
+        "/docs": Page(docs),
+        "/": Page(docs),
+    }

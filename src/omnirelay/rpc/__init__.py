@@ -1,0 +1,1 @@
+"""Calls without a transport: dispatcher, metadata, codecs, middleware and the tables of statuses."""

@@ -1,0 +1,86 @@
+"""One call: what came with it, and what goes back. The same for every transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+
+from omnirelay.errors import DeadlineExceeded
+
+NO_HEADERS: Mapping[str, str] = {}
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestMeta:
+    """What a caller says about its call besides the body. Header names are in lower case."""
+
+    procedure: str
+    service: str = ""
+    caller: str | None = None
+    encoding: str | None = None
+    transport: str = "in-process"
+    shard_key: str | None = None
+    routing_key: str | None = None
+    routing_delegate: str | None = None
+    deadline: float | None = None
+    """In the time of the event loop; None: the caller waits for as long as it takes."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    principal: str | None = None
+    """Who the caller is, when somebody has verified it. Never taken from a header."""
+
+    @property
+    def peer_id(self) -> str | None:
+        """What the caller calls itself, outside of the body."""
+        return self.headers.get("x-peer-id") or self.caller
+
+    def remaining_ms(self) -> float | None:
+        """Time until the deadline. Raises DeadlineExceeded when it has passed."""
+        if self.deadline is None:
+            return None
+        remaining_ms = (self.deadline - asyncio.get_running_loop().time()) * 1000
+        if remaining_ms <= 0:
+            raise deadline_passed()
+        return remaining_ms
+
+    def wait_ms(self, asked_ms: int | None, *, without_deadline_ms: int) -> int:
+        """How long a call that may wait does: as asked, but always back just before the deadline."""
+        remaining_ms = self.remaining_ms()
+        if remaining_ms is None:
+            return without_deadline_ms if asked_ms is None else asked_ms
+        # The answer has to travel too; a tenth of what is left, 100 ms at most, is for that.
+        usable_ms = max(0, int(remaining_ms - min(100.0, remaining_ms / 10)))
+        return usable_ms if asked_ms is None else min(asked_ms, usable_ms)
+
+
+def deadline_passed() -> DeadlineExceeded:
+    return DeadlineExceeded("the deadline of the call has passed")
+
+
+@dataclass(slots=True)
+class Call:
+    """A call on its way to a handler."""
+
+    meta: RequestMeta
+    body: bytes = b""
+
+
+@dataclass(slots=True)
+class Reply:
+    """What goes back. `undelivered` is called when nobody is there any more to take it."""
+
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    encoding: str = "json"
+    undelivered: Callable[[], None] | None = None
+
+
+@dataclass(slots=True)
+class Message:
+    """One message of a server stream; `id` lets a reader that lost the connection go on behind it."""
+
+    body: bytes
+    id: str | None = None
+
+
+Messages = AsyncIterator[Message]

@@ -1,0 +1,218 @@
+"""`Dispatcher`: procedures by name, behind one stack of middleware for every transport.
+
+    dispatcher = Dispatcher("catalog")
+    dispatcher.unary("tables::describe", describe, request=DescribeRequest, answers=(Table,))
+
+    async def describe(call: RequestMeta, request: DescribeRequest) -> Table: ...
+
+A procedure is called `namespace::verb`. Middleware are plain functions around a call, the first one outermost:
+
+    async def logged(call: Call, proceed: Proceed) -> Reply:
+        print(call.meta.procedure)
+        return await proceed(call)
+
+    dispatcher.use(logged)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from omnirelay.errors import AlreadyExists, Internal, InvalidArgument, OmniRelayError, Unimplemented
+from omnirelay.rpc.calls import Call, Message, Messages, Reply, RequestMeta, deadline_passed
+from omnirelay.wire.reading import Reader
+
+_log = logging.getLogger("omnirelay.rpc")
+
+Shape = Literal["unary", "oneway", "server-stream"]
+Proceed: TypeAlias = Callable[[Call], Awaitable[Reply]]
+Middleware: TypeAlias = Callable[[Call, Proceed], Awaitable[Reply]]
+Req = TypeVar("Req")
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Procedure:
+    name: str
+    shape: Shape
+    request: Any
+    """The type of the request; its JSON schema is part of the API document."""
+    answers: tuple[Any, ...] = ()
+    """The types an answer may have."""
+    serve: Proceed | None = None
+    stream: Callable[[Call], Messages] | None = None
+    may_wait: bool = False
+    """The handler may wait for something to happen; transports watch whether its caller is still there."""
+    summary: str = ""
+    encoding: str = "json"
+
+
+class Dispatcher:
+    """Procedures of one process. Register first, then serve; any number of transports may share one."""
+
+    def __init__(self, service: str = "omnirelay") -> None:
+        self.service = service
+        self.procedures: dict[str, Procedure] = {}
+        self.middleware: list[Middleware] = []
+        self._chains: dict[str, Proceed] = {}
+        self.draining = False
+        self.active = 0
+        """Calls being served."""
+
+    # -- registering ---------------------------------------------------------------------------
+
+    def unary(
+        self,
+        name: str,
+        handler: Callable[[RequestMeta, Req], Awaitable[Any]],
+        *,
+        request: type[Req],
+        answers: tuple[Any, ...] = (),
+        shape: Shape = "unary",
+        may_wait: bool = False,
+        summary: str = "",
+    ) -> None:
+        """Serve a procedure with a handler that gets the decoded request and returns what is to be encoded.
+
+        A handler that returns a `Reply` is taken at its word. Requests are read leniently when their structs forbid
+        unknown fields (see `omnirelay.wire.reading`), and as msgspec reads them otherwise.
+        """
+        read = Reader(request).read
+
+        async def serve(call: Call) -> Reply:
+            outcome = await handler(call.meta, read(call.body))
+            return outcome if type(outcome) is Reply else Reply(_encode(outcome))
+
+        self.register(
+            Procedure(
+                name=name,
+                shape=shape,
+                request=request,
+                answers=answers,
+                serve=serve,
+                may_wait=may_wait,
+                summary=summary,
+            )
+        )
+
+    def server_stream(
+        self,
+        name: str,
+        handler: Callable[[RequestMeta, Req], Messages],
+        *,
+        request: type[Req],
+        answers: tuple[Any, ...] = (),
+        summary: str = "",
+    ) -> None:
+        """Serve a procedure that answers with many messages, each of a type in `answers`."""
+        read = Reader(request).read
+
+        def stream(call: Call) -> Messages:
+            return handler(call.meta, read(call.body))
+
+        self.register(
+            Procedure(
+                name=name, shape="server-stream", request=request, answers=answers, stream=stream, summary=summary
+            )
+        )
+
+    def register(self, procedure: Procedure) -> None:
+        namespace, separator, verb = procedure.name.partition("::")
+        if not separator or not namespace or not verb:
+            raise InvalidArgument(f"a procedure is called namespace::verb, not {procedure.name!r}", field="procedure")
+        if procedure.name in self.procedures:
+            raise AlreadyExists(
+                f"the procedure {procedure.name} is taken; give the component another namespace",
+                code="already-exists",
+                procedure=procedure.name,
+            )
+        self.procedures[procedure.name] = procedure
+
+    def use(self, middleware: Middleware) -> None:
+        """Put one more layer around every unary call, inside of those that are there."""
+        self.middleware.append(middleware)
+        self._chains.clear()
+
+    @property
+    def namespaces(self) -> list[str]:
+        return sorted({name.partition("::")[0] for name in self.procedures})
+
+    # -- serving -------------------------------------------------------------------------------
+
+    def find(self, name: str) -> Procedure:
+        """The procedure of that name. Raises Unimplemented."""
+        procedure = self.procedures.get(name)
+        if procedure is None:
+            raise Unimplemented(f"nobody serves the procedure {name!r} here", procedure=name[:256])
+        return procedure
+
+    async def call(self, call: Call) -> Reply:
+        """Serve a unary call. Raises OmniRelayError, and nothing else but cancellation."""
+        procedure = self.find(call.meta.procedure)
+        chain = self._chains.get(procedure.name) or self._chain(procedure)
+        self.active += 1
+        try:
+            return await (chain(call) if call.meta.deadline is None else _within_deadline(chain, call))
+        except OmniRelayError:
+            raise
+        except Exception:
+            raise _internal(call.meta.procedure) from None
+        finally:
+            self.active -= 1
+
+    async def stream(self, call: Call) -> AsyncIterator[Message]:
+        """Serve a call that is answered with many messages. Raises as `call` does."""
+        procedure = self.find(call.meta.procedure)
+        if procedure.stream is None:
+            raise Unimplemented(f"{procedure.name} is not a stream", procedure=procedure.name)
+        self.active += 1
+        try:
+            async for message in procedure.stream(call):
+                yield message
+        except OmniRelayError:
+            raise
+        except Exception:
+            raise _internal(call.meta.procedure) from None
+        finally:
+            self.active -= 1
+
+    def _chain(self, procedure: Procedure) -> Proceed:
+        if procedure.serve is None:
+            raise Unimplemented(f"{procedure.name} is a stream; ask for text/event-stream", procedure=procedure.name)
+        chain = procedure.serve
+        for layer in reversed(self.middleware):
+            chain = _around(layer, chain)
+        self._chains[procedure.name] = chain
+        return chain
+
+
+async def _within_deadline(chain: Proceed, call: Call) -> Reply:
+    call.meta.remaining_ms()
+    limit = asyncio.timeout_at(call.meta.deadline)
+    try:
+        async with limit:
+            return await chain(call)
+    except TimeoutError:
+        if limit.expired():
+            raise deadline_passed() from None
+        raise
+
+
+def _around(layer: Middleware, inner: Proceed) -> Proceed:
+    async def proceed(call: Call) -> Reply:
+        return await layer(call, inner)
+
+    return proceed
+
+
+def _internal(procedure: str) -> Internal:
+    """What a caller hears of an error nobody expected: that there was one."""
+    _log.exception("procedure_failed", extra={"procedure": procedure})
+    return Internal("the server failed on this call; its log has the details")

@@ -1,0 +1,1 @@
+"""The lease procedures, bound to a shard: `ResourceLeaseComponent` puts them on any dispatcher."""

@@ -1,0 +1,121 @@
+"""`ResourceLeaseComponent`: the lease procedures of one shard, on any dispatcher.
+
+    dispatcher = Dispatcher("catalog")
+    leases = ResourceLeaseComponent(dispatcher, ResourceLeaseOptions(namespace="tablelease"))
+    async with leases:
+        ...  # serve the dispatcher: tablelease::enqueue, tablelease::lease …
+
+The namespace is the name of the shard; two components of one name on one dispatcher are an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from omnirelay.core.events import Event
+from omnirelay.core.options import QueueOptions
+from omnirelay.engine.clock import Clock
+from omnirelay.engine.recovery import Progress
+from omnirelay.engine.settings import EngineSettings
+from omnirelay.engine.shard import Shard
+from omnirelay.errors import OmniRelayError, Unavailable
+from omnirelay.log.base import EventLog
+from omnirelay.log.memory import MemoryLog
+from omnirelay.log.sqlite import SqliteLog
+from omnirelay.rpc.dispatcher import Dispatcher
+from omnirelay.service.procedures import register
+from omnirelay.telemetry.meters import ShardMeter
+
+DEFAULT_NAMESPACE = "resourcelease"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourceLeaseOptions:
+    """`data` is the directory whose subdirectory `namespace` holds the log; None keeps everything in memory.
+
+    `queue` are the options of the queue; None keeps those in the log (the defaults in a new one).
+    """
+
+    namespace: str = DEFAULT_NAMESPACE
+    data: Path | None = None
+    queue: QueueOptions | None = None
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    owner: str = "omnirelay"
+    clock: Clock | None = None
+
+
+class ResourceLeaseComponent:
+    """Registers at once, serves between `start` and `stop`."""
+
+    def __init__(self, dispatcher: Dispatcher, options: ResourceLeaseOptions | None = None) -> None:
+        self.options = options or ResourceLeaseOptions()
+        self.namespace = self.options.namespace.strip()
+        self._shard: Shard | None = None
+        self.meter = ShardMeter()
+        self._stopped = False
+        self.starting: str | None = "waiting to be started"
+        """Why nothing is served yet, for people; None once it is."""
+        register(dispatcher, self.namespace, self.shard)
+
+    def shard(self) -> Shard:
+        """The shard behind the procedures. Raises Unavailable before `start` is done."""
+        if self._shard is None:
+            raise Unavailable(
+                f"{self.namespace} does not serve yet: {self.starting}",
+                code="error.resourcelease.draining" if self._stopped else "error.resourcelease.no_leader",
+                retry_after_ms=1_000,
+            )
+        return self._shard
+
+    @property
+    def failure(self) -> OmniRelayError | None:
+        """Why the shard cannot be written now; None while all is well or it has not started."""
+        return None if self._shard is None else self._shard.failure
+
+    async def start(self, progress: Progress | None = None) -> None:
+        """Open the log and recover. Raises what the log raises when it is damaged, locked or has regressed."""
+        if self._shard is not None:
+            return
+        self.starting = "recovering from the log"
+        self._shard = await Shard.open(
+            self._open_log(),
+            options=self.options.queue,
+            owner=self.options.owner,
+            clock=self.options.clock,
+            settings=self.options.engine,
+            progress=progress,
+        )
+        self._shard.add_event_listener(self._count)
+        self.starting = None
+
+    def _count(self, events: Sequence[Event]) -> None:
+        shard = self._shard
+        if shard is not None:
+            self.meter.take(events, shard.state.items)
+            log = shard.log.statistics()
+            self.meter.take_log(log.frames, log.bytes, log.append_ns_total)
+
+    def _open_log(self) -> EventLog:
+        if self.options.data is None:
+            return MemoryLog(self.namespace)
+        return SqliteLog.open(self.options.data, self.namespace)
+
+    async def stop(self) -> None:
+        """Answer who waits, make durable what was decided, close the log. Safe to call twice."""
+        shard, self._shard = self._shard, None
+        self._stopped = True
+        self.starting = "it has stopped"
+        if shard is not None:
+            await shard.close()
+
+    async def __aenter__(self) -> ResourceLeaseComponent:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()

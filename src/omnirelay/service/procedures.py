@@ -1,0 +1,316 @@
+"""The verbs of the lease surface: from what callers send to the shard's methods and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from omnirelay.core import commands as cmd
+from omnirelay.core.answers import GrantedLease
+from omnirelay.core.events import FailMode
+from omnirelay.core.intake import refuse
+from omnirelay.core.payload import ANONYMOUS, Caller
+from omnirelay.engine.shard import Shard
+from omnirelay.errors import InvalidArgument, OmniRelayError
+from omnirelay.rpc.calls import Message, Messages, Reply, RequestMeta
+from omnirelay.rpc.dispatcher import Dispatcher
+from omnirelay.wire import answers as out
+from omnirelay.wire import requests as asked
+from omnirelay.wire.events import event_of
+from omnirelay.wire.instants import read_instant_or_none
+
+LEASE_WAIT_MS = 30_000
+"""How long a lease call waits that says nothing and has no deadline."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def caller_of(meta: RequestMeta, peer_id: str | None = None) -> Caller:
+    """Who is calling: the name in the body first, then the headers. Only a verified principal is one."""
+    peer_id = peer_id or meta.peer_id or meta.principal
+    if peer_id is None and meta.principal is None:
+        return ANONYMOUS
+    return Caller(principal=meta.principal, peer_id=peer_id)
+
+
+def register(dispatcher: Dispatcher, namespace: str, shard: Callable[[], Shard]) -> None:
+    """Put every verb on the dispatcher. `shard` is asked anew by each call, and may refuse it."""
+    verbs = LeaseVerbs(shard)
+    for verb, (handler, answers, summary) in verbs.table().items():
+        dispatcher.unary(
+            f"{namespace}::{verb}",
+            handler,
+            request=asked.REQUESTS[verb],
+            answers=answers,
+            may_wait=verb in ("lease", "enqueue", "get"),
+            summary=summary,
+        )
+    dispatcher.server_stream(
+        f"{namespace}::watch",
+        verbs.watch,
+        request=asked.WatchRequest,
+        summary="Follow the log: every durable event, in order.",
+    )
+
+
+class LeaseVerbs:
+    """One method per verb. Each gets the metadata of the call and the decoded request."""
+
+    def __init__(self, shard: Callable[[], Shard]) -> None:
+        self._shard = shard
+
+    def table(self) -> dict[str, tuple[Callable[[RequestMeta, Any], Any], tuple[Any, ...], str]]:
+        acknowledged = (out.Outcome, out.AcksAnswer)
+        return {
+            "enqueue": (self.enqueue, (out.EnqueueAnswer,), "Take one item in, or a batch: all of it or nothing."),
+            "lease": (
+                self.lease,
+                (out.Lease, out.LeaseAnswer),
+                "Lease one item, or with maxItems up to so many; waits for work.",
+            ),
+            "heartbeat": (self.heartbeat, acknowledged, "Keep a lease, report progress, hear of a cancellation."),
+            "complete": (self.complete, acknowledged, "End the item well, with a result and follow-ups."),
+            "fail": (self.fail, acknowledged, "Give the item up: to be tried again, released, or dead."),
+            "release": (self.release, acknowledged, "Hand the item back; the attempt is not burned."),
+            "get": (self.get, (out.ItemAnswer,), "One item by its id or request id; may wait for its end."),
+            "drain": (self.drain, (out.DrainAnswer,), "Take a page of pending items out of the shard."),
+            "restore": (self.restore, (out.RestoreAnswer,), "Take drained items in."),
+            "cancel": (self.cancel, (out.CancelAnswer,), "Cancel an item, or ask its owner to stop."),
+            "pause": (self.pause, (out.PausesAnswer,), "Grant nothing from a type, a tenant or the whole shard."),
+            "resume": (self.resume, (out.PausesAnswer,), "End a pause."),
+            "deadletters": (self.dead_letters, (out.DeadLettersAnswer,), "List dead letters."),
+            "edit": (self.edit, (out.ItemAnswer,), "Give a dead letter another payload."),
+            "redrive": (self.redrive, (out.RedriveAnswer,), "Make dead letters pending again."),
+            "purge": (self.purge, (out.PurgeAnswer,), "Forget dead letters for good."),
+            "stats": (self.stats, (out.StatsAnswer,), "Counts of the shard, backpressure and pauses."),
+            "peek": (self.peek, (out.PageAnswer,), "List items in one state."),
+            "why": (self.why, (out.WhyAnswer,), "Why an item is not running: the gates between it and its grant."),
+        }
+
+    # -- coming in -----------------------------------------------------------------------------
+
+    async def enqueue(self, meta: RequestMeta, request: asked.EnqueueRequest) -> out.EnqueueAnswer:
+        batch = request.items is not None
+        if batch and request.payload is not None:
+            refuse("items", "and payload exclude each other")
+        items = asked.item_values(request.items) if request.items is not None else [request.value()]
+        wait_ms = meta.wait_ms(request.wait_ms, without_deadline_ms=0)
+        answer = await self._shard().enqueue(items, caller=caller_of(meta), wait_ms=wait_ms)
+        return out.enqueue_answer(answer, batch=batch)
+
+    # -- leasing -------------------------------------------------------------------------------
+
+    async def lease(self, meta: RequestMeta, request: asked.LeaseRequest) -> Reply:
+        shard = self._shard()
+        granted = await shard.lease(
+            caller_of(meta, request.peer_id),
+            max_items=1 if request.max_items is None else request.max_items,
+            wait_ms=meta.wait_ms(request.wait_ms, without_deadline_ms=LEASE_WAIT_MS),
+            lease_duration_ms=request.lease_duration_ms,
+            request_id=request.request_id,
+            resource_types=request.resource_types,
+            tenants=request.tenants,
+        )
+        return Reply(_leases(granted, request.max_items), undelivered=partial(shard.undelivered, granted))
+
+    async def heartbeat(self, meta: RequestMeta, request: asked.HeartbeatRequest) -> Any:
+        return await self._acknowledge(meta, request, request.acks, _heartbeat)
+
+    async def complete(self, meta: RequestMeta, request: asked.CompleteRequest) -> Any:
+        return await self._acknowledge(meta, request, request.acks, _complete)
+
+    async def fail(self, meta: RequestMeta, request: asked.FailRequest) -> Any:
+        return await self._acknowledge(meta, request, request.acks, _fail)
+
+    async def release(self, meta: RequestMeta, request: asked.ReleaseRequest) -> Any:
+        return await self._acknowledge(meta, request, request.acks, _release)
+
+    async def _acknowledge(
+        self,
+        meta: RequestMeta,
+        single: asked.Acknowledgement,
+        acks: Sequence[asked.Acknowledgement] | None,
+        command: Callable[[Any, Caller], Any],
+    ) -> Any:
+        if acks is None:
+            [outcome] = await self._shard().acknowledge([command(single, caller_of(meta, single.peer_id))])
+            if isinstance(outcome, OmniRelayError):
+                raise outcome
+            return out.outcome_of(outcome)
+        commands = []
+        anonymous = caller_of(meta)
+        for index, ack in enumerate(acks):
+            try:
+                commands.append(command(ack, anonymous if ack.peer_id is None else caller_of(meta, ack.peer_id)))
+            except InvalidArgument as error:
+                error.details["index"] = index
+                raise
+        outcomes = await self._shard().acknowledge(commands)
+        return out.AcksAnswer(results=[out.outcome_of(each) for each in outcomes])
+
+    # -- handling ------------------------------------------------------------------------------
+
+    async def get(self, meta: RequestMeta, request: asked.GetRequest) -> out.ItemAnswer:
+        view = await self._shard().get(
+            request.sequence_id,
+            request_id=request.request_id,
+            wait_ms=meta.wait_ms(request.wait_ms, without_deadline_ms=0),
+            caller=caller_of(meta),
+        )
+        return out.ItemAnswer(item=out.item_of(view))
+
+    async def drain(self, meta: RequestMeta, request: asked.DrainRequest) -> out.DrainAnswer:
+        answer = await self._shard().drain(
+            max_items=request.max_items, pause_intake=request.pause_intake, caller=caller_of(meta)
+        )
+        return out.DrainAnswer(
+            items=[out.pending_item_of(item) for item in answer.items], remaining_count=answer.remaining_count
+        )
+
+    async def restore(self, meta: RequestMeta, request: asked.RestoreRequest) -> out.RestoreAnswer:
+        if not request.items:
+            return out.RestoreAnswer(restored_count=0, duplicate_count=0)
+        answer = await self._shard().restore(request.values(), caller=caller_of(meta))
+        return out.RestoreAnswer(restored_count=answer.restored_count, duplicate_count=answer.duplicate_count)
+
+    async def cancel(self, meta: RequestMeta, request: asked.CancelRequest) -> out.CancelAnswer:
+        answer = await self._shard().cancel(
+            request.sequence_id, reason=request.reason, force=request.force, caller=caller_of(meta)
+        )
+        return out.CancelAnswer(success=answer.success, state=answer.state, cancel_requested=answer.cancel_requested)
+
+    async def pause(self, meta: RequestMeta, request: asked.PauseRequest) -> out.PausesAnswer:
+        pauses = await self._shard().pause(
+            resource_type=request.resource_type,
+            tenant=request.tenant,
+            intake=request.intake,
+            reason=request.reason,
+            until_ms=read_instant_or_none("until", request.until),
+            caller=caller_of(meta),
+        )
+        return out.pauses_answer(pauses)
+
+    async def resume(self, meta: RequestMeta, request: asked.ResumeRequest) -> out.PausesAnswer:
+        pauses = await self._shard().resume(
+            resource_type=request.resource_type, tenant=request.tenant, caller=caller_of(meta)
+        )
+        return out.pauses_answer(pauses)
+
+    # -- dead letters --------------------------------------------------------------------------
+
+    async def dead_letters(self, meta: RequestMeta, request: asked.DeadLettersRequest) -> out.DeadLettersAnswer:
+        page = await self._shard().dead_letters(
+            sequence_id=request.sequence_id,
+            resource_type=request.resource_type,
+            error_code=request.error_code,
+            after=request.after,
+            max_items=request.max_items,
+        )
+        return out.DeadLettersAnswer(items=[out.item_of(view) for view in page.items], next=page.next, total=page.total)
+
+    async def edit(self, meta: RequestMeta, request: asked.EditRequest) -> out.ItemAnswer:
+        if request.payload is None:
+            refuse("payload", "is required", code="resourcelease.payload.required")
+        view = await self._shard().edit(request.sequence_id, request.payload.value(), caller=caller_of(meta))
+        return out.ItemAnswer(item=out.item_of(view))
+
+    async def redrive(self, meta: RequestMeta, request: asked.RedriveRequest) -> out.RedriveAnswer:
+        count = await self._shard().redrive(
+            sequence_ids=request.sequence_ids,
+            resource_type=request.resource_type,
+            error_code=request.error_code,
+            everything=request.all,
+            rate_per_second=request.rate_per_second,
+            caller=caller_of(meta),
+        )
+        return out.RedriveAnswer(redriven_count=count)
+
+    async def purge(self, meta: RequestMeta, request: asked.PurgeRequest) -> out.PurgeAnswer:
+        count = await self._shard().purge(
+            sequence_ids=request.sequence_ids,
+            resource_type=request.resource_type,
+            error_code=request.error_code,
+            everything=request.all,
+            caller=caller_of(meta),
+        )
+        return out.PurgeAnswer(purged_count=count)
+
+    # -- looking -------------------------------------------------------------------------------
+
+    async def stats(self, meta: RequestMeta, request: asked.StatsRequest) -> out.StatsAnswer:
+        shard = self._shard()
+        return out.stats_answer(await shard.stats(), shard.now_ms())
+
+    async def peek(self, meta: RequestMeta, request: asked.PeekRequest) -> out.PageAnswer:
+        page = await self._shard().peek(
+            state=request.state.lower(),
+            resource_type=request.resource_type,
+            tenant=request.tenant,
+            after=request.after,
+            max_items=request.max_items,
+        )
+        return out.PageAnswer(items=[out.item_of(view) for view in page.items], next=page.next)
+
+    async def why(self, meta: RequestMeta, request: asked.WhyRequest) -> out.WhyAnswer:
+        return out.why_answer(await self._shard().why(request.sequence_id))
+
+    async def watch(self, meta: RequestMeta, request: asked.WatchRequest) -> Messages:
+        shard = self._shard()
+        wanted = None if request.types is None else {name.lower() for name in request.types}
+        last = shard.last_sequence
+        first = last + 1 if request.from_ is None else request.from_
+        if request.until_caught_up and first > last:
+            return
+        tail = shard.tail(first)
+        try:
+            async for event in tail:
+                if wanted is None or type(event).__name__.lower() in wanted:
+                    yield Message(_encode(event_of(event)), id=str(event.sequence_number))
+                if request.until_caught_up and event.sequence_number >= last:
+                    return
+        finally:
+            await tail.aclose()  # type: ignore[attr-defined]
+
+
+def _leases(granted: list[GrantedLease], max_items: int | None) -> bytes:
+    """Without `maxItems` one lease stands for itself, and none is an empty object: callers of old know no list."""
+    if max_items is not None:
+        return _encode(out.LeaseAnswer(leases=[out.lease_of(each) for each in granted]))
+    return _encode(out.lease_of(granted[0])) if granted else b"{}"
+
+
+# -- acknowledgements as commands ----------------------------------------------------------------
+
+
+def _heartbeat(ack: asked.HeartbeatAck, caller: Caller) -> cmd.ExtendLease:
+    return cmd.ExtendLease(ack.token(), caller, ack.progress)
+
+
+def _complete(ack: asked.CompleteAck, caller: Caller) -> cmd.CompleteItem:
+    follow_ups = None if ack.follow_ups is None else asked.item_values(ack.follow_ups)
+    return cmd.CompleteItem(ack.token(), caller, ack.result, ack.result_encoding, follow_ups)
+
+
+def _fail(ack: asked.FailAck, caller: Caller) -> cmd.FailItem:
+    return cmd.FailItem(
+        ack.token(), caller, _fail_mode(ack), ack.reason, ack.error_code, ack.delay_ms, ack.metadata or None
+    )
+
+
+_FAIL_MODES: dict[str, FailMode] = {"retry": "retry", "release": "release", "dead": "dead"}
+
+
+def _fail_mode(ack: asked.FailAck) -> FailMode:
+    if ack.mode is None:
+        return "retry" if ack.requeue else "dead"
+    mode = _FAIL_MODES.get(ack.mode.lower())
+    if mode is None:
+        refuse("mode", "must be retry, release or dead")
+    return mode
+
+
+def _release(ack: asked.ReleaseAck, caller: Caller) -> cmd.ReleaseItem:
+    return cmd.ReleaseItem(ack.token(), caller, ack.delay_ms)

@@ -1,0 +1,1 @@
+"""Names of metrics and logs, and what is counted."""

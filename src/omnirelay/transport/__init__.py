@@ -1,0 +1,1 @@
+"""How calls get in and out of a process."""

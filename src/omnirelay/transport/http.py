@@ -1,0 +1,283 @@
+"""Calls over HTTP: an ASGI application in front of a dispatcher.
+
+    POST any path, `Rpc-Procedure: ns::verb`      a unary call
+    POST /v1/{namespace}/{verb}                   the same, without the header
+    GET  any path, `Accept: text/event-stream`    a server stream, as server-sent events
+    GET  /v1/{namespace}/{verb}?name=value        the same; the query is the request
+    GET  a page                                   whatever the host of the application put there
+
+Errors bear the status, the code and the message in headers and in a JSON body, and never a stack trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+
+from omnirelay.errors import (
+    InvalidArgument,
+    NotFound,
+    OmniRelayError,
+    PermissionDenied,
+    Unavailable,
+)
+from omnirelay.rpc.calls import Call, Reply
+from omnirelay.rpc.dispatcher import Dispatcher
+from omnirelay.rpc.statuses import http_status
+from omnirelay.transport.http_bodies import Bodies, Receive, SenderGone
+from omnirelay.transport.http_headers import error_body, error_headers, read_headers, request_meta
+from omnirelay.transport.sse import event_stream
+
+_log = logging.getLogger("omnirelay.transport")
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+BODY_MAX = 16 * 1024 * 1024
+BODIES_MAX = 256 * 1024 * 1024
+BODY_SECONDS_MAX = 30.0
+
+_ENCODINGS = ("json", "application/json", "text/json")
+_JSON = (b"content-type", b"application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a GET of a fixed path gives: status, content type, body."""
+
+    render: Callable[[], Awaitable[tuple[int, str, bytes]]]
+    summary: str = ""
+
+
+class HttpInbound:
+    """An ASGI application. Mount it anywhere, or hand it to a server as it is."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        pages: Mapping[str, Page] | None = None,
+        same_origin_only: bool = False,
+        body_max: int = BODY_MAX,
+        bodies_max: int = BODIES_MAX,
+        body_seconds_max: float = BODY_SECONDS_MAX,
+        on_startup: Callable[[], Awaitable[None]] | None = None,
+        on_shutdown: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`same_origin_only` refuses what a browser sends on behalf of another site: a server without authentication
+        must not be at the service of every page its user opens.
+        """
+        self._dispatcher = dispatcher
+        self._pages = dict(pages or {})
+        self._same_origin_only = same_origin_only
+        self._bodies = Bodies(body_max=body_max, total_max=bodies_max, seconds_max=body_seconds_max)
+        self._on_startup = on_startup
+        self._on_shutdown = on_shutdown
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            if self._on_startup is not None:
+                await self._on_startup()
+        except Exception as error:
+            _log.exception("startup_failed")
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        if self._on_shutdown is not None:
+            await self._on_shutdown()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = _Exchange(scope, receive, send)
+        try:
+            if self._same_origin_only:
+                _check_origin(exchange.headers)
+            if scope["method"] == "POST":
+                await self._post(exchange)
+            elif scope["method"] in ("GET", "HEAD"):
+                await self._get(exchange)
+            else:
+                await exchange.refuse(
+                    InvalidArgument(f"use POST for calls and GET for pages, not {scope['method'][:16]}"),
+                    status=405,
+                    extra={"allow": "GET, HEAD, POST"},
+                )
+        except OmniRelayError as error:
+            await exchange.refuse(error)
+        except SenderGone:
+            pass
+
+    # -- unary ---------------------------------------------------------------------------------
+
+    async def _post(self, exchange: _Exchange) -> None:
+        body = await self._bodies.read(exchange.receive, exchange.headers)
+        call = self._call(exchange, body)
+        encoding = exchange.headers.get("rpc-encoding")
+        if encoding is not None and encoding.lower().partition(";")[0].strip() not in _ENCODINGS:
+            raise InvalidArgument(f"Rpc-Encoding {encoding[:64]!r} is not served here, send json", field="Rpc-Encoding")
+        procedure = self._dispatcher.find(call.meta.procedure)
+        if procedure.may_wait:
+            reply = await exchange.watching(self._dispatcher.call(call))
+        else:
+            reply = await self._dispatcher.call(call)
+        if reply is not None:
+            await exchange.reply(reply, status=202 if procedure.shape == "oneway" else 200)
+
+    def _call(self, exchange: _Exchange, body: bytes) -> Call:
+        if self._dispatcher.draining:
+            raise Unavailable("the node is stopping", code="error.resourcelease.draining", retry_after_ms=1_000)
+        procedure = exchange.headers.get("rpc-procedure") or exchange.named_by_path()
+        if procedure is None:
+            raise InvalidArgument(
+                "no procedure is named: POST to /v1/{namespace}/{verb}, or send the header Rpc-Procedure",
+                field="Rpc-Procedure",
+            )
+        now = asyncio.get_running_loop().time()
+        return Call(request_meta(exchange.headers, procedure, self._dispatcher.service, now), body)
+
+    # -- pages and streams ---------------------------------------------------------------------
+
+    async def _get(self, exchange: _Exchange) -> None:
+        page = self._pages.get(exchange.path)
+        if page is not None:
+            status, content_type, body = await page.render()
+            await exchange.write(status, [(b"content-type", content_type.encode())], body)
+            return
+        named = exchange.headers.get("rpc-procedure") or exchange.named_by_path()
+        if named is None:
+            raise NotFound(
+                f"there is no page {exchange.path[:256]}; see /docs", code="not-found", path=exchange.path[:256]
+            )
+        procedure = self._dispatcher.find(named)
+        if procedure.shape != "server-stream":
+            await exchange.refuse(
+                InvalidArgument(f"{procedure.name} is not a stream; POST the request"),
+                status=405,
+                extra={"allow": "POST"},
+            )
+            return
+        accept = exchange.headers.get("accept", "*/*")
+        if "text/event-stream" not in accept and "*/*" not in accept:
+            await exchange.refuse(
+                InvalidArgument(f"{procedure.name} answers as text/event-stream only", field="Accept"), status=406
+            )
+            return
+        call = self._call(exchange, exchange.query_as_request())
+        await event_stream(self._dispatcher, call, exchange.receive, exchange.send, exchange.refuse)
+
+
+def _check_origin(headers: Mapping[str, str]) -> None:
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        raise PermissionDenied(f"requests from pages of {origin[:128]} are not served here")
+
+
+class _Exchange:
+    """One request and its response."""
+
+    __slots__ = ("_protocol", "gone", "headers", "path", "receive", "scope", "send")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.headers = read_headers(scope["headers"])
+        path: str = scope["path"]
+        root: str = scope.get("root_path", "")
+        self.path = path[len(root) :] if root and path.startswith(root) else path
+        self._protocol = b"HTTP/" + str(scope.get("http_version", "1.1")).encode()
+        self.gone = False
+
+    def named_by_path(self) -> str | None:
+        """The procedure that /v1/{namespace}/{verb} stands for."""
+        parts = self.path.split("/")
+        if len(parts) == 4 and parts[1] == "v1" and parts[2] and parts[3]:
+            return f"{parts[2]}::{parts[3]}"
+        return None
+
+    def query_as_request(self) -> bytes:
+        """The query as the JSON a stream is asked with; a reader that comes back says after which message."""
+        query = dict(parse_qsl(self.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+        request: dict[str, Any] = {name: value for name, value in query.items() if value != ""}
+        if "types" in request:
+            request["types"] = request["types"].split(",")
+        last = self.headers.get("last-event-id")
+        if last is not None and last.isascii() and last.isdigit():
+            request = {name: value for name, value in request.items() if name.lower() != "from"}
+            request["from"] = int(last) + 1
+        return msgspec.json.encode(request)
+
+    async def watching(self, work: Awaitable[Reply]) -> Reply | None:
+        """Do the work while the caller is there; None when it hung up. Then the work is cancelled."""
+        task = asyncio.ensure_future(work)
+        watcher = asyncio.ensure_future(self._hung_up())
+        try:
+            await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                reply = task.result()
+                if not watcher.done():
+                    # The end of the connection may have come in the same moment as the answer.
+                    await asyncio.sleep(0)
+                if watcher.done() and reply.undelivered is not None:
+                    reply.undelivered()
+                return reply
+            task.cancel()
+            await asyncio.wait((task,))
+            if not task.cancelled() and task.exception() is None and task.result().undelivered is not None:
+                task.result().undelivered()  # type: ignore[misc]
+            return None
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        finally:
+            watcher.cancel()
+
+    async def _hung_up(self) -> None:
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                return
+
+    async def reply(self, reply: Reply, *, status: int) -> None:
+        headers = [
+            _JSON if reply.encoding == "json" else (b"content-type", reply.encoding.encode()),
+            (b"rpc-encoding", reply.encoding.encode()),
+        ]
+        for name, value in reply.headers.items():
+            headers.append((name.lower().encode("latin-1"), value.encode("latin-1")))
+        await self.write(status, headers, reply.body)
+
+    async def refuse(
+        self, error: OmniRelayError, *, status: int | None = None, extra: Mapping[str, str] | None = None
+    ) -> None:
+        headers = [_JSON]
+        for name, value in {**error_headers(error), **(extra or {})}.items():
+            headers.append((name.encode("latin-1"), value.encode("latin-1")))
+        await self.write(status or http_status(error), headers, error_body(error))
+
+    async def write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        headers.append((b"rpc-transport", b"http"))
+        headers.append((b"rpc-protocol", self._protocol))
+        headers.append((b"content-length", str(len(body)).encode()))
+        service = self.headers.get("rpc-service")
+        if service is not None:
+            headers.append((b"rpc-service", service.encode("latin-1")))
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": b"" if self.scope["method"] == "HEAD" else body})
