@@ -1,0 +1,1 @@
+"""A node: its configuration, and the shards it serves."""
