@@ -44,7 +44,7 @@ class _CountingVFS(apsw.VFS):
 def check_flushes(directory: Path) -> None:
     """Exit when there are fewer flushes than frames: no figure would mean anything."""
     frames, syncs = asyncio.run(_run(directory)) if not _running() else _in_thread(directory)
-    print(f"flushes: {syncs} syncs of the write-ahead log for {frames} frames")
+    print(f"flushes: {syncs} syncs of the write-ahead log for {frames} frames", flush=True)
     if syncs < frames:
         sys.exit("fewer flushes than frames: the log is not durable, nothing is measured")
 
