@@ -286,7 +286,7 @@ def _leases(granted: list[GrantedLease], max_items: int | None) -> bytes:
 
 
 def _heartbeat(ack: asked.HeartbeatAck, caller: Caller) -> cmd.ExtendLease:
-    return cmd.ExtendLease(ack.token(), caller, ack.progress)
+    return cmd.ExtendLease(ack.token(), caller, None if ack.progress is None else ack.progress.value())
 
 
 def _complete(ack: asked.CompleteAck, caller: Caller) -> cmd.CompleteItem:

@@ -44,7 +44,7 @@ class Reader(Generic[T]):
         try:
             return self._decoder.decode(body or b"{}")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return self.convert(_parsed(body))
+            return self.convert(_parsed(body or b"{}"))
 
     def convert(self, value: Any) -> T:
         """The request in a JSON value that is parsed already."""

@@ -29,6 +29,7 @@ from omnirelay.core.payload import (
     Payload,
 )
 from omnirelay.core.views import PAGE_MAX
+from omnirelay.errors import InvalidArgument
 from omnirelay.wire.instants import read_instant, read_instant_or_none
 
 ID_MAX = (1 << 63) - 1
@@ -68,6 +69,37 @@ class IncomingPayload(Incoming):
         )
 
 
+class IncomingToken(Incoming):
+    """Read here and not as core's token: only a struct that forbids unknown fields has its names read in any case, and
+    a `Fence` that is passed over would be a fence that nobody compares.
+    """
+
+    sequence_id: int
+    attempt: int
+    lease_id: str
+    fence: int | None = None
+
+    def value(self) -> OwnershipToken:
+        return OwnershipToken(self.sequence_id, self.attempt, self.lease_id, self.fence)
+
+
+class IncomingProgress(Incoming):
+    fraction: float | None = None
+    message: str | None = None
+    data: Any = None
+
+    def value(self) -> Progress:
+        return Progress(fraction=self.fraction, message=self.message, data=self.data)
+
+
+class IncomingError(Incoming):
+    message: str
+    code: str | None = None
+
+    def value(self) -> ErrorInfo:
+        return ErrorInfo(self.message, self.code)
+
+
 class EnqueueItem(Incoming):
     payload: IncomingPayload | None = None
     priority: Annotated[int, Meta(ge=0, le=9)] = DEFAULT_PRIORITY
@@ -95,7 +127,11 @@ def item_values(items: list[EnqueueItem | None]) -> list[NewItem]:
     for index, item in enumerate(items):
         if item is None or item.payload is None:
             refuse("payload", "is required", code="resourcelease.payload.required", index=index)
-        values.append(item.value())
+        try:
+            values.append(item.value())
+        except InvalidArgument as error:
+            error.details["index"] = index
+            raise
     return values
 
 
@@ -120,17 +156,17 @@ class LeaseRequest(Incoming):
 class Acknowledgement(Incoming):
     """Base of heartbeat, complete, fail and release. `peer_id` names the caller as the headers would."""
 
-    ownership_token: OwnershipToken | None = None
+    ownership_token: IncomingToken | None = None
     peer_id: str | None = None
 
     def token(self) -> OwnershipToken:
         if self.ownership_token is None:
             refuse("ownershipToken", "is required")
-        return self.ownership_token
+        return self.ownership_token.value()
 
 
 class HeartbeatAck(Acknowledgement):
-    progress: Progress | None = None
+    progress: IncomingProgress | None = None
     metadata: Metadata | None = None
 
 
@@ -187,13 +223,13 @@ class IncomingPendingItem(Incoming):
     payload: IncomingPayload | None = None
     attempt: Annotated[int, Meta(ge=1)] = 1
     enqueued_at: Instant | None = None
-    last_error: ErrorInfo | None = None
-    last_ownership_token: OwnershipToken | None = None
+    last_error: IncomingError | None = None
+    last_ownership_token: IncomingToken | None = None
     priority: int = DEFAULT_PRIORITY
     weight: int = DEFAULT_WEIGHT
     not_before: Instant | None = None
     max_attempts: int | None = None
-    progress: Progress | None = None
+    progress: IncomingProgress | None = None
     parent_sequence_id: int | None = None
     request_key: bytes | None = None
     payload_digest: bytes | None = None
@@ -212,8 +248,8 @@ class IncomingPendingItem(Incoming):
             weight=self.weight,
             not_before=read_instant_or_none("notBefore", self.not_before),
             max_attempts=self.max_attempts,
-            last_error=self.last_error,
-            last_ownership_token=self.last_ownership_token,
+            last_error=None if self.last_error is None else self.last_error.value(),
+            last_ownership_token=None if self.last_ownership_token is None else self.last_ownership_token.value(),
             parent_sequence_id=self.parent_sequence_id,
             request_key=self.request_key,
             payload_digest=self.payload_digest,
@@ -221,7 +257,7 @@ class IncomingPendingItem(Incoming):
             undelivered=self.undelivered,
         )
         if self.progress is not None:
-            item.progress = msgspec.Raw(msgspec.json.encode(self.progress))
+            item.progress = msgspec.Raw(msgspec.json.encode(self.progress.value()))
         return item
 
 
@@ -238,7 +274,11 @@ class RestoreRequest(Incoming):
                     code="resourcelease.restore.pending_item_required",
                     index=index,
                 )
-            values.append(item.value())
+            try:
+                values.append(item.value())
+            except InvalidArgument as error:
+                error.details["index"] = index
+                raise
         return values
 
 
