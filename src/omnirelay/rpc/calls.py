@@ -32,7 +32,7 @@ class RequestMeta:
     @property
     def peer_id(self) -> str | None:
         """What the caller calls itself, outside of the body."""
-        return self.headers.get("x-peer-id") or self.caller
+        return self.caller or self.headers.get("x-peer-id")
 
     def remaining_ms(self) -> float | None:
         """Time until the deadline. Raises DeadlineExceeded when it has passed."""

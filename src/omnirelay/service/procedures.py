@@ -36,6 +36,17 @@ def caller_of(meta: RequestMeta, peer_id: str | None = None) -> Caller:
     return Caller(principal=meta.principal, peer_id=peer_id)
 
 
+def holder_of(meta: RequestMeta, peer_id: str | None = None) -> Caller:
+    """Who acknowledges. A token is enough for that; a peer that names itself must be the one that has the lease.
+
+    `Rpc-Caller` does not count here: many callers send the name of their service with every call, beside the peerId
+    they leased with, and an acknowledgement has no such field among those of old.
+    """
+    if peer_id is None and meta.caller is None:
+        peer_id = meta.headers.get("x-peer-id")
+    return Caller(principal=meta.principal, peer_id=peer_id) if peer_id or meta.principal else ANONYMOUS
+
+
 def register(dispatcher: Dispatcher, namespace: str, shard: Callable[[], Shard]) -> None:
     """Put every verb on the dispatcher. `shard` is asked anew by each call, and may refuse it."""
     verbs = LeaseVerbs(shard)
@@ -136,15 +147,15 @@ class LeaseVerbs:
         command: Callable[[Any, Caller], Any],
     ) -> Any:
         if acks is None:
-            [outcome] = await self._shard().acknowledge([command(single, caller_of(meta, single.peer_id))])
+            [outcome] = await self._shard().acknowledge([command(single, holder_of(meta, single.peer_id))])
             if isinstance(outcome, OmniRelayError):
                 raise outcome
             return out.outcome_of(outcome)
         commands = []
-        anonymous = caller_of(meta)
+        holder = holder_of(meta)
         for index, ack in enumerate(acks):
             try:
-                commands.append(command(ack, anonymous if ack.peer_id is None else caller_of(meta, ack.peer_id)))
+                commands.append(command(ack, holder if ack.peer_id is None else holder_of(meta, ack.peer_id)))
             except InvalidArgument as error:
                 error.details["index"] = index
                 raise
