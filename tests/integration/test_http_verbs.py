@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from omnirelay.core.options import QueueOptions
+from omnirelay.node.node import Node
 from tests.integration.nodes import Http, running_node
 
 INSTANT = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00$")
 UUID = re.compile(r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 OPTIONS = QueueOptions(requeue_delay_ms=0, max_delivery_attempts=3)
 
@@ -35,9 +39,20 @@ ITEM_FIELDS = {"sequenceId", "state", "payload", "attempt", "priority", "weight"
 HEARTBEAT_FIELDS = {"success", "extended", "expiresAt", "remainingMs", "heartbeatAfterMs", "cancelRequested"}
 
 
-@pytest.fixture
-async def http() -> AsyncIterator[Http]:
-    async with running_node(options=OPTIONS) as node, Http(node) as http:
+NAMESPACES = [f"shard{number}" for number in range(80)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shards() -> AsyncIterator[Iterator[tuple[Node, str]]]:
+    """One node for the whole module: starting and stopping takes longer than most tests."""
+    async with running_node(None, *NAMESPACES, options=OPTIONS) as node:
+        yield iter([(node, namespace) for namespace in NAMESPACES])
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def http(shards: Iterator[tuple[Node, str]]) -> AsyncIterator[Http]:
+    """A shard of its own for each test."""
+    async with Http(*next(shards)) as http:
         yield http
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 from omnirelay.errors import DeadlineExceeded
+from omnirelay.wire.requests import WAIT_MAX_MS
 
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -49,8 +50,13 @@ class RequestMeta:
         if remaining_ms is None:
             return without_deadline_ms if asked_ms is None else asked_ms
         # The answer has to travel too; a tenth of what is left, 100 ms at most, is for that.
-        usable_ms = max(0, int(remaining_ms - min(100.0, remaining_ms / 10)))
+        usable_ms = max(0, int(min(WAIT_MAX_MS, remaining_ms - min(100.0, remaining_ms / 10))))
         return usable_ms if asked_ms is None else min(asked_ms, usable_ms)
+
+    @property
+    def answer_by(self) -> float | None:
+        """The last moment for an answer that must not become an error because of the deadline."""
+        return None if self.deadline is None else self.deadline - 0.001
 
 
 def deadline_passed() -> DeadlineExceeded:

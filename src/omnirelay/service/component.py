@@ -80,14 +80,23 @@ class ResourceLeaseComponent:
         if self._shard is not None:
             return
         self.starting = "recovering from the log"
-        self._shard = await Shard.open(
-            self._open_log(),
-            options=self.options.queue,
-            owner=self.options.owner,
-            clock=self.options.clock,
-            settings=self.options.engine,
-            progress=progress,
-        )
+        try:
+            log = self._open_log()
+            try:
+                self._shard = await Shard.open(
+                    log,
+                    options=self.options.queue,
+                    owner=self.options.owner,
+                    clock=self.options.clock,
+                    settings=self.options.engine,
+                    progress=progress,
+                )
+            except BaseException:
+                await log.close()  # Else nobody could open it again while this process lives.
+                raise
+        except OmniRelayError as error:
+            self.starting = error.message
+            raise
         self._shard.add_event_listener(self._count)
         self.starting = None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -11,12 +13,13 @@ import msgspec
 from omnirelay.core import commands as cmd
 from omnirelay.core.answers import GrantedLease
 from omnirelay.core.events import FailMode
-from omnirelay.core.intake import refuse
+from omnirelay.core.intake import BATCH_ITEMS_MAX, refuse
 from omnirelay.core.payload import ANONYMOUS, Caller
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import InvalidArgument, OmniRelayError
 from omnirelay.rpc.calls import Message, Messages, Reply, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
+from omnirelay.rpc.statuses import TOO_LARGE
 from omnirelay.wire import answers as out
 from omnirelay.wire import requests as asked
 from omnirelay.wire.events import event_of
@@ -109,22 +112,32 @@ class LeaseVerbs:
             refuse("items", "and payload exclude each other")
         items = asked.item_values(request.items) if request.items is not None else [request.value()]
         wait_ms = meta.wait_ms(request.wait_ms, without_deadline_ms=0)
-        answer = await self._shard().enqueue(items, caller=caller_of(meta), wait_ms=wait_ms)
+        try:
+            answer = await self._shard().enqueue(items, caller=caller_of(meta), wait_ms=wait_ms)
+        except InvalidArgument as error:
+            if batch and len(items) == 1:
+                error.details.setdefault("index", 0)
+            raise
         return out.enqueue_answer(answer, batch=batch)
 
     # -- leasing -------------------------------------------------------------------------------
 
     async def lease(self, meta: RequestMeta, request: asked.LeaseRequest) -> Reply:
         shard = self._shard()
-        granted = await shard.lease(
-            caller_of(meta, request.peer_id),
-            max_items=1 if request.max_items is None else request.max_items,
-            wait_ms=meta.wait_ms(request.wait_ms, without_deadline_ms=LEASE_WAIT_MS),
-            lease_duration_ms=request.lease_duration_ms,
-            request_id=request.request_id,
-            resource_types=request.resource_types,
-            tenants=request.tenants,
-        )
+        wait_ms = meta.wait_ms(request.wait_ms, without_deadline_ms=LEASE_WAIT_MS)
+        granted: list[GrantedLease] = []
+        # A log that is slower than the deadline allows is no error: what it still grants is released at once.
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(meta.answer_by):
+                granted = await shard.lease(
+                    caller_of(meta, request.peer_id),
+                    max_items=1 if request.max_items is None else request.max_items,
+                    wait_ms=wait_ms,
+                    lease_duration_ms=request.lease_duration_ms,
+                    request_id=request.request_id,
+                    resource_types=request.resource_types,
+                    tenants=request.tenants,
+                )
         return Reply(_leases(granted, request.max_items), undelivered=partial(shard.undelivered, granted))
 
     async def heartbeat(self, meta: RequestMeta, request: asked.HeartbeatRequest) -> Any:
@@ -151,6 +164,7 @@ class LeaseVerbs:
             if isinstance(outcome, OmniRelayError):
                 raise outcome
             return out.outcome_of(outcome)
+        _check_count("acks", acks)
         commands = []
         holder = holder_of(meta)
         for index, ack in enumerate(acks):
@@ -184,6 +198,7 @@ class LeaseVerbs:
     async def restore(self, meta: RequestMeta, request: asked.RestoreRequest) -> out.RestoreAnswer:
         if not request.items:
             return out.RestoreAnswer(restored_count=0, duplicate_count=0)
+        _check_count("items", request.items)
         answer = await self._shard().restore(request.values(), caller=caller_of(meta))
         return out.RestoreAnswer(restored_count=answer.restored_count, duplicate_count=answer.duplicate_count)
 
@@ -284,6 +299,16 @@ class LeaseVerbs:
                     return
         finally:
             await tail.aclose()  # type: ignore[attr-defined]
+
+
+def _check_count(field: str, batch: Sequence[Any]) -> None:
+    if len(batch) > BATCH_ITEMS_MAX:
+        refuse(
+            field,
+            f"must be at most {BATCH_ITEMS_MAX} in one call, got {len(batch)}",
+            code=TOO_LARGE,
+            limit=BATCH_ITEMS_MAX,
+        )
 
 
 def _leases(granted: list[GrantedLease], max_items: int | None) -> bytes:

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from omnirelay.errors import (
+    Internal,
     InvalidArgument,
     NotFound,
     OmniRelayError,
@@ -30,7 +31,7 @@ from omnirelay.errors import (
 from omnirelay.rpc.calls import Call, Reply
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.statuses import http_status
-from omnirelay.transport.http_bodies import Bodies, Receive, SenderGone
+from omnirelay.transport.http_bodies import Bodies, Receive, SenderGone, SenderTooSlow
 from omnirelay.transport.http_headers import error_body, error_headers, read_headers, request_meta
 from omnirelay.transport.sse import event_stream
 
@@ -45,6 +46,9 @@ BODY_SECONDS_MAX = 30.0
 
 _ENCODINGS = ("json", "application/json", "text/json")
 _JSON = (b"content-type", b"application/json")
+_MEDIA_TYPES = {"json": b"application/json", "raw": b"application/octet-stream"}
+_DIGITS_MAX = 19
+"""Of a number that fits 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +123,18 @@ class HttpInbound:
                     status=405,
                     extra={"allow": "GET, HEAD, POST"},
                 )
+        except SenderTooSlow as error:
+            # What may still come of its body must not keep the connection open.
+            await exchange.refuse(error, extra={"connection": "close"})
         except OmniRelayError as error:
             await exchange.refuse(error)
         except SenderGone:
             pass
+        except Exception:
+            if exchange.begun:
+                raise
+            _log.exception("request_failed", extra={"path": exchange.path[:256]})
+            await exchange.refuse(Internal("the server failed on this request; its log has the details"))
 
     # -- unary ---------------------------------------------------------------------------------
 
@@ -137,8 +149,10 @@ class HttpInbound:
             reply = await exchange.watching(self._dispatcher.call(call))
         else:
             reply = await self._dispatcher.call(call)
-        if reply is not None:
-            await exchange.reply(reply, status=202 if procedure.shape == "oneway" else 200)
+        if reply is not None and procedure.shape == "oneway":
+            await exchange.reply(Reply(headers=reply.headers), status=202)
+        elif reply is not None:
+            await exchange.reply(reply, status=200)
 
     def _call(self, exchange: _Exchange, body: bytes) -> Call:
         if self._dispatcher.draining:
@@ -166,11 +180,12 @@ class HttpInbound:
                 f"there is no page {exchange.path[:256]}; see /docs", code="not-found", path=exchange.path[:256]
             )
         procedure = self._dispatcher.find(named)
-        if procedure.shape != "server-stream":
+        streams = procedure.shape == "server-stream"
+        if not streams or exchange.scope["method"] == "HEAD":
             await exchange.refuse(
-                InvalidArgument(f"{procedure.name} is not a stream; POST the request"),
+                InvalidArgument(f"{procedure.name} is asked for with {'GET' if streams else 'POST'}"),
                 status=405,
-                extra={"allow": "POST"},
+                extra={"allow": "GET" if streams else "POST"},
             )
             return
         accept = exchange.headers.get("accept", "*/*")
@@ -180,30 +195,39 @@ class HttpInbound:
             )
             return
         call = self._call(exchange, exchange.query_as_request())
-        await event_stream(self._dispatcher, call, exchange.receive, exchange.send, exchange.refuse)
+        await event_stream(
+            self._dispatcher, call, exchange.receive, exchange.send, exchange.refuse, exchange.common_headers()
+        )
 
 
 def _check_origin(headers: Mapping[str, str]) -> None:
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+    if origin is None:
+        return
+    try:
+        host = urlsplit(origin).netloc
+    except ValueError:
+        host = None
+    if host is None or host != headers.get("host"):
         raise PermissionDenied(f"requests from pages of {origin[:128]} are not served here")
 
 
 class _Exchange:
     """One request and its response."""
 
-    __slots__ = ("_protocol", "gone", "headers", "path", "receive", "scope", "send")
+    __slots__ = ("_protocol", "_send", "begun", "headers", "path", "receive", "scope")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.receive = receive
-        self.send = send
+        self._send = send
         self.headers = read_headers(scope["headers"])
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         self.path = path[len(root) :] if root and path.startswith(root) else path
         self._protocol = b"HTTP/" + str(scope.get("http_version", "1.1")).encode()
-        self.gone = False
+        self.begun = False
+        """Something of the response is out already."""
 
     def named_by_path(self) -> str | None:
         """The procedure that /v1/{namespace}/{verb} stands for."""
@@ -216,12 +240,13 @@ class _Exchange:
         """The query as the JSON a stream is asked with; a reader that comes back says after which message."""
         query = dict(parse_qsl(self.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
         request: dict[str, Any] = {name: value for name, value in query.items() if value != ""}
-        if "types" in request:
-            request["types"] = request["types"].split(",")
+        for name in [name for name in request if name.lower() == "types"]:
+            request[name] = request[name].split(",")
         last = self.headers.get("last-event-id")
         if last is not None and last.isascii() and last.isdigit():
             request = {name: value for name, value in request.items() if name.lower() != "from"}
-            request["from"] = int(last) + 1
+            # A longer one is no sequence of ours; it is refused where every other number is.
+            request["from"] = int(last) + 1 if len(last) <= _DIGITS_MAX else last
         return msgspec.json.encode(request)
 
     async def watching(self, work: Awaitable[Reply]) -> Reply | None:
@@ -257,7 +282,7 @@ class _Exchange:
 
     async def reply(self, reply: Reply, *, status: int) -> None:
         headers = [
-            _JSON if reply.encoding == "json" else (b"content-type", reply.encoding.encode()),
+            (b"content-type", _MEDIA_TYPES.get(reply.encoding) or reply.encoding.encode()),
             (b"rpc-encoding", reply.encoding.encode()),
         ]
         for name, value in reply.headers.items():
@@ -273,11 +298,19 @@ class _Exchange:
         await self.write(status or http_status(error), headers, error_body(error))
 
     async def write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        headers.append((b"rpc-transport", b"http"))
-        headers.append((b"rpc-protocol", self._protocol))
+        headers += self.common_headers()
         headers.append((b"content-length", str(len(body)).encode()))
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": b"" if self.scope["method"] == "HEAD" else body})
+
+    def common_headers(self) -> list[tuple[bytes, bytes]]:
+        """What every response has."""
+        headers = [(b"rpc-transport", b"http"), (b"rpc-protocol", self._protocol)]
         service = self.headers.get("rpc-service")
         if service is not None:
             headers.append((b"rpc-service", service.encode("latin-1")))
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": b"" if self.scope["method"] == "HEAD" else body})
+        return headers
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        self.begun = True
+        await self._send(message)

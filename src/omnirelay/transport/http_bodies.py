@@ -16,6 +16,10 @@ class SenderGone(Exception):
     """The connection ended in the middle of a body. Nobody is there to be told."""
 
 
+class SenderTooSlow(DeadlineExceeded):
+    """The body did not arrive in time."""
+
+
 class Bodies:
     """Takes in the bodies of one server."""
 
@@ -31,19 +35,20 @@ class Bodies:
         declared = headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._body_max:
             raise self._too_large()
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise SenderGone
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body", False):
-            if len(body) > self._body_max:
-                raise self._too_large()
-            return body
         try:
+            # From the first byte on: a sender of nothing but headers holds a connection just as well.
             async with asyncio.timeout(self._seconds_max):
-                return await self._read_on(receive, body)
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise SenderGone
+                body: bytes = message.get("body", b"")
+                if message.get("more_body", False):
+                    return await self._read_on(receive, body)
         except TimeoutError:
-            raise DeadlineExceeded(f"the body did not arrive within {self._seconds_max:g} s") from None
+            raise SenderTooSlow(f"the body did not arrive within {self._seconds_max:g} s") from None
+        if len(body) > self._body_max:
+            raise self._too_large()
+        return body
 
     async def _read_on(self, receive: Receive, first: bytes) -> bytes:
         chunks = [first]

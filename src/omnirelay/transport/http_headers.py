@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from omnirelay.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError, Status
 from omnirelay.rpc.calls import RequestMeta
 from omnirelay.rpc.statuses import status_name
 from omnirelay.wire.answers import ErrorBody
@@ -89,8 +89,11 @@ def error_headers(error: OmniRelayError) -> dict[str, str]:
         "rpc-error-code": printable(error.code),
         "rpc-error-message": printable(error.message),
     }
-    if error.retry_after_ms is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_ms / 1000)))
+    retry_after_ms = error.retry_after_ms
+    if retry_after_ms is None and error.status in (Status.UNAVAILABLE, Status.RESOURCE_EXHAUSTED):
+        retry_after_ms = 1_000  # Who made the error knows of no better time, but clients rely on the header.
+    if retry_after_ms is not None:
+        headers["retry-after"] = str(max(1, math.ceil(retry_after_ms / 1000)))
     return headers
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from omnirelay.errors import OmniRelayError
-from omnirelay.rpc.calls import Call, Message
+from omnirelay.rpc.calls import Call, Message, deadline_passed
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.transport.http_bodies import Receive
 from omnirelay.transport.http_headers import error_body
@@ -20,7 +20,6 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"connection", b"keep-alive"),
     (b"x-accel-buffering", b"no"),
-    (b"rpc-transport", b"http"),
     (b"rpc-encoding", b"json"),
 ]
 
@@ -31,13 +30,15 @@ async def event_stream(
     receive: Receive,
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
     refuse: Callable[[OmniRelayError], Awaitable[None]],
+    headers: list[tuple[bytes, bytes]],
 ) -> None:
-    """Write a stream until it ends, fails, or its reader hangs up.
+    """Write a stream until it ends, fails, its deadline passes, or its reader hangs up.
 
     What fails before the first message is an ordinary refusal; later it is an event called `error`.
     """
+    call.meta.remaining_ms()
     messages = dispatcher.stream(call)
-    writer = asyncio.ensure_future(_write(messages, send, refuse))
+    writer = asyncio.ensure_future(_write(messages, send, refuse, _HEADERS + headers, call.meta.deadline))
     watcher = asyncio.ensure_future(_until_gone(receive))
     try:
         await asyncio.wait((writer, watcher), return_when=asyncio.FIRST_COMPLETED)
@@ -60,14 +61,24 @@ async def _write(
     messages: AsyncIterator[Message],
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
     refuse: Callable[[OmniRelayError], Awaitable[None]],
+    headers: list[tuple[bytes, bytes]],
+    deadline: float | None,
 ) -> None:
     started = False
+    loop = asyncio.get_running_loop()
 
     async def start() -> None:
         nonlocal started
         if not started:
             started = True
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def wait(seconds: float) -> None:
+        """Until the next message is there, but not for ever."""
+        left = seconds if deadline is None else deadline - loop.time()
+        if left <= 0:
+            raise deadline_passed()
+        await asyncio.wait((coming,), timeout=min(seconds, left))
 
     coming = asyncio.ensure_future(anext(messages, None))
     try:
@@ -77,7 +88,7 @@ async def _write(
             if not coming.done():
                 await start()
                 await send({"type": "http.response.body", "body": b": \n\n", "more_body": True})
-                await asyncio.wait((coming,), timeout=KEEP_ALIVE_SECONDS)
+                await wait(KEEP_ALIVE_SECONDS)
                 continue
             message = coming.result()
             await start()
@@ -86,7 +97,7 @@ async def _write(
             await send({"type": "http.response.body", "body": _event(message), "more_body": True})
             coming = asyncio.ensure_future(anext(messages, None))
             if not coming.done():
-                await asyncio.wait((coming,), timeout=KEEP_ALIVE_SECONDS)
+                await wait(KEEP_ALIVE_SECONDS)
         await send({"type": "http.response.body", "body": b""})
     except OmniRelayError as error:
         if not started:
