@@ -27,7 +27,7 @@ class Introspection:
 
     async def page(self) -> tuple[int, str, bytes]:
         dispatcher = self._dispatcher
-        shapes: dict[str, list[dict[str, str]]] = {"unary": [], "oneway": [], "stream": []}
+        shapes: dict[str, list[dict[str, str]]] = {"unary": [], "oneway": [], "stream": [], "duplex": []}
         for procedure in dispatcher.procedures.values():
             shape = "stream" if procedure.shape == "server-stream" else procedure.shape
             shapes[shape].append({"name": procedure.name, "encoding": procedure.encoding})

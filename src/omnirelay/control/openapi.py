@@ -21,7 +21,8 @@ _HEADERS = {
 
 
 def openapi_document(dispatcher: Dispatcher) -> dict[str, Any]:
-    procedures = list(dispatcher.procedures.values())
+    # A duplex procedure has no place in OpenAPI; its messages are described in the protocol page.
+    procedures = [each for each in dispatcher.procedures.values() if each.shape != "duplex"]
     types: list[Any] = [ErrorBody]
     for procedure in procedures:
         types += [procedure.request, *procedure.answers]

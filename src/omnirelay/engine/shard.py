@@ -329,8 +329,14 @@ class Shard(Operating):
             refuse("acks", f"must be at most {BATCH_ITEMS_MAX} in one call, got {len(acknowledgements)}")
         if not acknowledgements:
             return []
-        outcomes: list[Any] = await self._submit_acknowledgements(acknowledgements, single=False)
-        return outcomes
+        return await self.submit_acknowledgements(acknowledgements)
+
+    def submit_acknowledgements(
+        self,
+        acknowledgements: Sequence[cmd.ExtendLease | cmd.CompleteItem | cmd.FailItem | cmd.ReleaseItem],
+    ) -> asyncio.Future[list[Any]]:
+        """`acknowledge` for callers that go on meanwhile. Raises at once when the shard takes nothing."""
+        return self._submit_acknowledgements(acknowledgements, single=False)
 
     async def _acknowledge_one(self, command: Any, kind: type[A]) -> A:
         outcome = await self._submit_acknowledgements((command,), single=True)

@@ -28,6 +28,7 @@ from omnirelay.rpc.metering import metered
 from omnirelay.service.component import ResourceLeaseComponent, ResourceLeaseOptions
 from omnirelay.telemetry.meters import CallMeter
 from omnirelay.transport.http import HttpInbound
+from omnirelay.transport.websocket import websocket_inbound
 
 _log = logging.getLogger("omnirelay.node")
 
@@ -92,7 +93,7 @@ class Node:
         config = uvicorn.Config(
             self.application,
             http="httptools",
-            ws="none",
+            ws=websocket_inbound(self.dispatcher),  # type: ignore[arg-type]
             lifespan="off",
             access_log=False,
             log_config=None,

@@ -26,11 +26,12 @@ import msgspec
 
 from omnirelay.errors import AlreadyExists, Internal, InvalidArgument, OmniRelayError, Unimplemented
 from omnirelay.rpc.calls import Call, Message, Messages, Reply, RequestMeta, deadline_passed
+from omnirelay.rpc.sessions import OpenSession, Outlet, Session
 from omnirelay.wire.reading import Reader
 
 _log = logging.getLogger("omnirelay.rpc")
 
-Shape = Literal["unary", "oneway", "server-stream"]
+Shape = Literal["unary", "oneway", "server-stream", "duplex"]
 Proceed: TypeAlias = Callable[[Call], Awaitable[Reply]]
 Middleware: TypeAlias = Callable[[Call, Proceed], Awaitable[Reply]]
 Req = TypeVar("Req")
@@ -48,6 +49,7 @@ class Procedure:
     """The types an answer may have."""
     serve: Proceed | None = None
     stream: Callable[[Call], Messages] | None = None
+    open_session: OpenSession | None = None
     may_wait: bool = False
     """The handler may wait for something to happen; transports watch whether its caller is still there."""
     summary: str = ""
@@ -123,6 +125,10 @@ class Dispatcher:
             )
         )
 
+    def duplex(self, name: str, open_session: OpenSession, *, request: Any, summary: str = "") -> None:
+        """Serve a procedure whose two sides talk for as long as the connection lasts; `request` is one message."""
+        self.register(Procedure(name=name, shape="duplex", request=request, open_session=open_session, summary=summary))
+
     def register(self, procedure: Procedure) -> None:
         namespace, separator, verb = procedure.name.partition("::")
         if not separator or not namespace or not verb:
@@ -182,6 +188,13 @@ class Dispatcher:
             raise _internal(call.meta.procedure) from None
         finally:
             self.active -= 1
+
+    def open_session(self, meta: RequestMeta, outlet: Outlet) -> Session:
+        """Begin a duplex call. Raises OmniRelayError."""
+        procedure = self.find(meta.procedure)
+        if procedure.open_session is None:
+            raise Unimplemented(f"{procedure.name} is not a duplex procedure", procedure=procedure.name)
+        return procedure.open_session(meta, outlet)
 
     def _chain(self, procedure: Procedure) -> Proceed:
         if procedure.serve is None:

@@ -25,9 +25,13 @@ from omnirelay.errors import OmniRelayError, Unavailable
 from omnirelay.log.base import EventLog
 from omnirelay.log.memory import MemoryLog
 from omnirelay.log.sqlite import SqliteLog
+from omnirelay.rpc.calls import RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
+from omnirelay.rpc.sessions import Outlet, Session
 from omnirelay.service.procedures import register
+from omnirelay.service.streaming import HeldLeases, LeaseStream
 from omnirelay.telemetry.meters import ShardMeter
+from omnirelay.wire.streams import StreamMessage
 
 DEFAULT_NAMESPACE = "resourcelease"
 
@@ -53,12 +57,20 @@ class ResourceLeaseComponent:
     def __init__(self, dispatcher: Dispatcher, options: ResourceLeaseOptions | None = None) -> None:
         self.options = options or ResourceLeaseOptions()
         self.namespace = self.options.namespace.strip()
+        self._dispatcher = dispatcher
         self._shard: Shard | None = None
         self.meter = ShardMeter()
         self._stopped = False
         self.starting: str | None = "waiting to be started"
         """Why nothing is served yet, for people; None once it is."""
+        self._held = HeldLeases()
         register(dispatcher, self.namespace, self.shard)
+        dispatcher.duplex(
+            f"{self.namespace}::stream",
+            self._open_stream,
+            request=StreamMessage,
+            summary="Many calls over one connection, with leases pushed to it.",
+        )
 
     def shard(self) -> Shard:
         """The shard behind the procedures. Raises Unavailable before `start` is done."""
@@ -69,6 +81,9 @@ class ResourceLeaseComponent:
                 retry_after_ms=1_000,
             )
         return self._shard
+
+    def _open_stream(self, meta: RequestMeta, outlet: Outlet) -> Session:
+        return LeaseStream(self._dispatcher, self.namespace, self.shard, self._held, meta, outlet)
 
     @property
     def failure(self) -> OmniRelayError | None:
@@ -103,6 +118,7 @@ class ResourceLeaseComponent:
     def _count(self, events: Sequence[Event]) -> None:
         shard = self._shard
         if shard is not None:
+            self._held.take(events)
             self.meter.take(events, shard.state.items)
             log = shard.log.statistics()
             self.meter.take_log(log.frames, log.bytes, log.append_ns_total)

@@ -350,3 +350,12 @@ def _fail_mode(ack: asked.FailAck) -> FailMode:
 
 def _release(ack: asked.ReleaseAck, caller: Caller) -> cmd.ReleaseItem:
     return cmd.ReleaseItem(ack.token(), caller, ack.delay_ms)
+
+
+ACKNOWLEDGE: dict[str, Callable[[Any, Caller], Any]] = {
+    "heartbeat": _heartbeat,
+    "complete": _complete,
+    "fail": _fail,
+    "release": _release,
+}
+"""Acknowledgements by verb: from what a peer sent to the command it means."""

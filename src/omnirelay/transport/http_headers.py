@@ -6,14 +6,13 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
 from omnirelay.errors import OmniRelayError, Status
 from omnirelay.rpc.calls import RequestMeta
 from omnirelay.rpc.statuses import status_name
-from omnirelay.wire.answers import ErrorBody
+from omnirelay.wire.answers import error_body_of
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
@@ -98,10 +97,4 @@ def error_headers(error: OmniRelayError) -> dict[str, str]:
 
 
 def error_body(error: OmniRelayError) -> bytes:
-    metadata = {name: _text(value) for name, value in error.details.items() if value is not None}
-    body = ErrorBody(message=error.message, status=error.status.name, code=error.code, metadata=metadata or None)
-    return _encode_pretty(msgspec.json.encode(body), indent=2) + b"\n"
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return _encode_pretty(msgspec.json.encode(error_body_of(error)), indent=2) + b"\n"

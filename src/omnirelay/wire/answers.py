@@ -449,3 +449,19 @@ class ErrorBody(Outgoing):
     status: str
     code: str
     metadata: dict[str, str] | None = None
+    retry_after_ms: int | None = None
+
+
+def error_body_of(error: OmniRelayError) -> ErrorBody:
+    metadata = {name: _plain(value) for name, value in error.details.items() if value is not None}
+    return ErrorBody(
+        message=error.message,
+        status=error.status.name,
+        code=error.code,
+        metadata=metadata or None,
+        retry_after_ms=error.retry_after_ms,
+    )
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -38,6 +38,7 @@ class Reader(Generic[T]):
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind
         self._decoder = msgspec.json.Decoder(kind)
+        self._many: msgspec.json.Decoder[list[T]] = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
 
     def read(self, body: bytes) -> T:
         """The request in `body`; an empty body stands for `{}`. Raises InvalidArgument naming the field."""
@@ -45,6 +46,15 @@ class Reader(Generic[T]):
             return self._decoder.decode(body or b"{}")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return self.convert(_parsed(body or b"{}"))
+
+    def read_many(self, body: bytes) -> list[T]:
+        """One request, or an array of them."""
+        if body[:1] != b"[":
+            return [self.read(body)]
+        try:
+            return self._many.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return [self.convert(each) for each in _parsed(body)]
 
     def convert(self, value: Any) -> T:
         """The request in a JSON value that is parsed already."""
@@ -94,6 +104,8 @@ def _refusal(problem: str) -> InvalidArgument:
 
 def _matched(value: Any, kind: Any) -> Any:
     """The value with the names its type has. Nulls are left out of objects, so that the default holds."""
+    if kind is msgspec.Raw:
+        return msgspec.Raw(msgspec.json.encode(value))
     shape = _shape(kind)
     if isinstance(value, list):
         return value if shape.element is None else [_matched(each, shape.element) for each in value]

@@ -1,0 +1,243 @@
+"""WebSocket connections, both ends, on the protocol engine of the `websockets` library.
+
+A link is an asyncio protocol without tasks of its own: what comes in is handed on at once, what goes out is written at
+once. A peer that is silent for too long or does not read is dropped, so that nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+from omnirelay.errors import OmniRelayError, Unavailable
+from omnirelay.rpc.dispatcher import Dispatcher
+from omnirelay.rpc.sessions import NORMAL, RESTARTING, Session
+from omnirelay.rpc.statuses import http_status
+from omnirelay.transport.http_headers import error_body, error_headers, request_meta
+
+_log = logging.getLogger("omnirelay.transport")
+
+MESSAGE_MAX = 16 * 1024 * 1024
+UNREAD_MAX = 64 * 1024 * 1024
+"""Most bytes that wait for a peer to read them."""
+CONGESTED_ABOVE = 1024 * 1024
+PING_SECONDS = 20.0
+UNREAD_SECONDS_MAX = 30.0
+"""How long a peer may leave everything unread, or say nothing at all although it was asked."""
+
+
+class WebSocketLink(asyncio.Protocol):
+    """What both ends have in common: messages in, messages out, pings, and the end."""
+
+    def __init__(self, engine: ServerProtocol | ClientProtocol) -> None:
+        self._engine = engine
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._parts: list[bytes] = []
+        self._congested_since: float | None = None
+        self._heard_at = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._gone = False
+
+    # -- what a subclass does ------------------------------------------------------------------
+
+    def on_handshake(self, event: Request | Response) -> None:
+        raise NotImplementedError
+
+    def on_message(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def on_resumed(self) -> None:
+        """The peer has caught up."""
+
+    def on_gone(self) -> None:
+        """The connection is over, whoever ended it."""
+
+    # -- the outlet ----------------------------------------------------------------------------
+
+    @property
+    def congested(self) -> bool:
+        return self._congested_since is not None
+
+    def send(self, data: bytes) -> None:
+        if self._gone or self._engine.state is not State.OPEN:
+            return
+        self._engine.send_text(data)
+        self._write()
+        assert self._transport is not None
+        if self._transport.get_write_buffer_size() > UNREAD_MAX:
+            self._drop("it leaves too much unread")
+
+    def close(self, code: int = NORMAL, reason: str = "") -> None:
+        if not self._gone and self._engine.state is State.OPEN:
+            self._engine.send_close(code, reason[:100])
+            self._write()
+            # Whoever does not answer the close is not waited for.
+            self._loop.call_later(2.0, self._abort)
+
+    # -- asyncio -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=CONGESTED_ABOVE)
+        self._timer = self._loop.call_later(PING_SECONDS, self._look_after)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
+        engine = self._engine
+        engine.receive_data(data)
+        for event in engine.events_received():
+            if type(event) is Frame:
+                self._on_frame(event)
+            else:
+                self.on_handshake(cast(Request | Response, event))
+        self._write()
+
+    def eof_received(self) -> None:
+        self._engine.receive_eof()
+        self._write()
+
+    def pause_writing(self) -> None:
+        self._congested_since = self._loop.time()
+
+    def resume_writing(self) -> None:
+        self._congested_since = None
+        self.on_resumed()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._gone:
+            self._gone = True
+            self.on_gone()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.opcode in (Opcode.TEXT, Opcode.BINARY) and frame.fin:
+            self.on_message(bytes(frame.data))
+        elif frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            self._parts.append(bytes(frame.data))
+            if frame.fin:
+                message, self._parts = b"".join(self._parts), []
+                self.on_message(message)
+
+    def _write(self) -> None:
+        transport = self._transport
+        assert transport is not None
+        if transport.is_closing():
+            return
+        for data in self._engine.data_to_send():
+            if data:
+                transport.write(data)
+            else:
+                transport.close()
+                return
+        if self._engine.close_expected():
+            self._loop.call_later(2.0, self._abort)
+
+    def _look_after(self) -> None:
+        """Ask for a sign of life, and give up on a peer that has shown none for long."""
+        now = self._loop.time()
+        if self._congested_since is not None and now - self._congested_since > UNREAD_SECONDS_MAX:
+            self._drop("it does not read")
+            return
+        if now - self._heard_at > PING_SECONDS + UNREAD_SECONDS_MAX:
+            self._drop("it is silent")
+            return
+        if self._engine.state is State.OPEN and now - self._heard_at > PING_SECONDS / 2:
+            self._engine.send_ping(b"")
+            self._write()
+        self._timer = self._loop.call_later(PING_SECONDS, self._look_after)
+
+    def _drop(self, why: str) -> None:
+        _log.warning("peer_dropped", extra={"reason": why})
+        self._abort()
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class WebSocketInbound(WebSocketLink):
+    """The server's end: one duplex call of a dispatcher. uvicorn makes one when a connection is upgraded."""
+
+    def __init__(self, dispatcher: Dispatcher, server_state: Any) -> None:
+        super().__init__(ServerProtocol(max_size=MESSAGE_MAX))
+        self._dispatcher = dispatcher
+        self._server_state = server_state
+        self._session: Session | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._server_state.connections.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server_state.connections.discard(self)
+        super().connection_lost(error)
+
+    def shutdown(self) -> None:
+        """What uvicorn calls when the server stops."""
+        self.close(RESTARTING, "the node is stopping")
+        if self._engine.state is not State.OPEN:
+            self._abort()
+
+    def on_handshake(self, event: Request | Response) -> None:
+        assert isinstance(event, Request)
+        engine = cast(ServerProtocol, self._engine)
+        try:
+            self._session = self._open(event)
+        except OmniRelayError as error:
+            body = error_body(error)
+            response = engine.reject(http_status(error), body.decode())
+            for name, value in error_headers(error).items():
+                response.headers[name] = value
+            engine.send_response(response)
+            return
+        response = engine.accept(event)
+        engine.send_response(response)
+        if response.status_code != 101:
+            self._session.closed()
+            self._session = None
+
+    def _open(self, request: Request) -> Session:
+        if self._dispatcher.draining:
+            raise Unavailable("the node is stopping", code="error.resourcelease.draining", retry_after_ms=1_000)
+        headers = {name.lower(): value for name, value in reversed(list(request.headers.raw_items()))}
+        parts = request.path.partition("?")[0].split("/")
+        named = f"{parts[2]}::{parts[3]}" if len(parts) == 4 and parts[1] == "v1" else ""
+        procedure = headers.get("rpc-procedure", named)
+        meta = request_meta(headers, procedure, self._dispatcher.service, self._loop.time())
+        meta.transport = "websocket"
+        return self._dispatcher.open_session(meta, self)
+
+    def on_message(self, data: bytes) -> None:
+        if self._session is not None:
+            self._session.receive(data)
+
+    def on_resumed(self) -> None:
+        if self._session is not None:
+            self._session.resumed()
+
+    def on_gone(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.closed()
+
+
+def websocket_inbound(dispatcher: Dispatcher) -> Callable[..., asyncio.Protocol]:
+    """What uvicorn takes as its `ws`: makes the protocol of an upgraded connection."""
+
+    def make(*, server_state: Any, **_: Any) -> asyncio.Protocol:
+        return WebSocketInbound(dispatcher, server_state)
+
+    return make
