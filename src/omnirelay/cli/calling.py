@@ -1,0 +1,180 @@
+"""Calls of a node over HTTP, and what their failures mean for the exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from omnirelay.cli.exits import FAILED, UNREACHABLE, Refusal, Stop, usage
+
+if TYPE_CHECKING:
+    import httpx
+
+ANSWER_SECONDS = 30.0
+"""How long a call may take beyond the time it asked to wait."""
+
+
+class Client:
+    """One node and one of its namespaces. Connections are kept, so many calls cost little more than one."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        import httpx
+
+        self.url = url.rstrip("/")
+        self.namespace = namespace
+        try:
+            parsed = httpx.URL(self.url)
+        except httpx.InvalidURL as error:
+            raise usage(f"--url {url!r} is not an address: {error}") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise usage(f"--url {url!r} is not an address such as http://127.0.0.1:7070")
+        # A proxy of the environment is for the internet, and would only hide that no node runs here.
+        self._http = httpx.Client(base_url=parsed, timeout=ANSWER_SECONDS, trust_env=not _is_local(parsed.host))
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def call(self, verb: str, request: dict[str, Any] | None = None, *, wait_ms: int = 0) -> Any:
+        """The answer of a verb. Fields that are None are left out. Raises Refusal, or Stop when nobody answers."""
+        fields = {name: value for name, value in (request or {}).items() if value is not None}
+        response = self.post(f"/v1/{quote(self.namespace, safe='')}/{verb}", fields, wait_ms=wait_ms)
+        return _answer(response, self.namespace)
+
+    def post(
+        self,
+        path: str,
+        body: Any,
+        *,
+        headers: dict[str, str] | None = None,
+        wait_ms: int = 0,
+    ) -> httpx.Response:
+        """Send JSON and take whatever comes back; raises Stop when nothing does."""
+        import httpx
+
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        timeout = httpx.Timeout(ANSWER_SECONDS, read=ANSWER_SECONDS + wait_ms / 1000)
+        with self._reaching():
+            return self._http.post(
+                path,
+                content=content,
+                headers={"content-type": "application/json", **(headers or {})},
+                timeout=timeout,
+            )
+
+    def page(self, path: str) -> Any:
+        """A page of the node that is JSON."""
+        with self._reaching():
+            response = self._http.get(path)
+        return _answer(response, self.namespace)
+
+    def events(self, query: dict[str, str]) -> Iterator[tuple[str, bytes]]:
+        """The log as a server-sent stream: pairs of sequence number and JSON, until it ends.
+
+        Raises Refusal for an error before or in the stream.
+        """
+        import httpx
+
+        path = f"/v1/{quote(self.namespace, safe='')}/watch"
+        timeout = httpx.Timeout(ANSWER_SECONDS, read=60.0)  # A comment comes every 15 s.
+        headers = {"accept": "text/event-stream"}
+        with (
+            self._reaching(),
+            self._http.stream("GET", path, params=query, headers=headers, timeout=timeout) as response,
+        ):
+            if response.status_code != 200:
+                response.read()
+                _answer(response, self.namespace)
+            yield from _events(_lines(response.iter_bytes()))
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        import httpx
+
+        try:
+            yield
+        except (httpx.ReadTimeout, httpx.WriteTimeout):
+            raise Stop(
+                UNREACHABLE, f"{self.url} did not answer in time; the call may still take effect", "timeout"
+            ) from None
+        except (httpx.ReadError, httpx.RemoteProtocolError, httpx.WriteError):
+            raise Stop(
+                UNREACHABLE,
+                f"{self.url} hung up before it had answered; whether the call took effect is not known",
+                "connection-lost",
+            ) from None
+        except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
+            raise Stop(
+                UNREACHABLE,
+                f"nothing answers at {self.url}: {_reason(error)}; start a node with `omnirelay dev`, or say --url",
+                "unreachable",
+            ) from None
+
+
+def _is_local(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _reason(error: Exception) -> str:
+    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)).lower() or type(error).__name__
+
+
+def _answer(response: httpx.Response, namespace: str) -> Any:
+    try:
+        body = response.json()
+    except ValueError:
+        raise Stop(
+            FAILED,
+            f"what answers at {response.url} is not an OmniRelay node (HTTP {response.status_code}, no JSON)",
+        ) from None
+    if response.status_code < 300:
+        return body
+    raise refusal(response.status_code, body, namespace)
+
+
+def refusal(http: int, body: Any, namespace: str) -> Refusal:
+    """The error that a node answered with."""
+    if not isinstance(body, dict):
+        body = {}
+    code = str(body.get("code", f"http-{http}"))
+    message = str(body.get("message", "the node refused the call"))
+    if code == "unimplemented":
+        message += f"; does the node serve the namespace {namespace!r}? (`omnirelay introspect` lists them)"
+    metadata = body.get("metadata")
+    return Refusal(http, message, code, metadata if isinstance(metadata, dict) else None)
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Lines that end with a line feed and nothing else: JSON may hold other characters that end lines elsewhere."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+
+
+def _events(lines: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Parse server-sent events. An event called `error` ends the stream by being raised."""
+    identity, kind = "", b""
+    data: list[bytes] = []
+    for line in lines:
+        if line.startswith(b"id:"):
+            identity = line[3:].strip().decode()
+        elif line.startswith(b"event:"):
+            kind = line[6:].strip()
+        elif line.startswith(b"data:"):
+            data.append(line[5:].strip())
+        elif not line and data:
+            text = b"\n".join(data)
+            if kind == b"error":
+                raise refusal(500, json.loads(text), "")
+            yield identity, text
+            kind, data = b"", []

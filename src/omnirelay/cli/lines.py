@@ -1,0 +1,85 @@
+"""Files and streams with one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from omnirelay.cli.exits import Refusal, Stop, usage
+
+_BATCH_BYTES = 4 * 1024 * 1024
+"""Most bytes of one call: well below what a node takes, however large the items are."""
+
+Make = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class BadLine(Exception):
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(why)
+        self.number = number
+        self.why = why
+
+
+def at_line(refusal: Refusal, lines: list[int]) -> Stop:
+    """A refusal of a batch that names an index is one of the line the item came from."""
+    index = refusal.metadata.get("index", "")
+    if index.isdigit() and int(index) < len(lines):
+        return Stop(refusal.exit_code, f"line {lines[int(index)]}: {refusal.message}", refusal.code)
+    return refusal
+
+
+@contextmanager
+def opened(source: Path) -> Iterator[tuple[BinaryIO, int | None]]:
+    """A file or stdin, and its size in bytes if that is known."""
+    if str(source) == "-":
+        yield sys.stdin.buffer, None
+        return
+    try:
+        file = source.open("rb")
+    except OSError as error:
+        raise usage(f"cannot read {source}: {error.strerror or error}") from None
+    with file:
+        yield file, source.stat().st_size or None
+
+
+def batches(file: BinaryIO, size: int, make: Make) -> Iterator[tuple[list[int], list[Any], int]]:
+    """Items of a JSONL file in batches, with the numbers of their lines and the bytes read so far.
+
+    Raises BadLine; the lines of the batch it stands in are not handed out.
+    """
+    lines: list[int] = []
+    items: list[Any] = []
+    weight = read = 0
+    for number, line in enumerate(file, 1):
+        read += len(line)
+        if not line.strip():
+            continue
+        if items and weight + len(line) > _BATCH_BYTES:
+            yield lines, items, read - len(line)
+            lines, items, weight = [], [], 0
+        lines.append(number)
+        items.append(_parsed(number, line, make))
+        weight += len(line)
+        # At once and not with the next line: on a stream that may take its time.
+        if len(items) >= size:
+            yield lines, items, read
+            lines, items, weight = [], [], 0
+    if items:
+        yield lines, items, read
+
+
+def _parsed(number: int, line: bytes, make: Make) -> Any:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise BadLine(number, f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadLine(number, "is not a JSON object")
+    try:
+        return make(value)
+    except ValueError as error:
+        raise BadLine(number, str(error)) from None

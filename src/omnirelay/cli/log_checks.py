@@ -1,0 +1,172 @@
+"""`log verify|at|backup`: work on the files of a node, which may be running. They are only read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from omnirelay.cli.commands import command
+from omnirelay.cli.directories import DEFAULT_DATA, chosen, only, with_log
+from omnirelay.cli.exits import nothing, usage
+from omnirelay.cli.logs import LogNamespace
+from omnirelay.cli.options import Format, Output, instant_option
+from omnirelay.cli.printing import fields, note, print_answer, progress, stacked
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from omnirelay.log.sqlite import SqliteLog
+
+Data = Annotated[Path, typer.Option("--data", help="Directory of a node, running or not.", metavar="DIR")]
+NotByUrl = Annotated[str | None, typer.Option("--url", help="Not for this command: it reads files.", metavar="URL")]
+
+
+def add_to(group: typer.Typer) -> None:
+    command(group, "verify", _VERIFY)(verify)
+    command(group, "at", _AT)(at)
+    command(group, "backup", _BACKUP)(backup)
+
+
+def _need_files(url: str | None, name: str) -> None:
+    if url is not None:
+        raise usage(f"`log {name}` reads the files of a node: run it where they are, with --data DIR instead of --url")
+
+
+_VERIFY = """
+    omnirelay log verify --data omnirelay-data
+    omnirelay log verify --data omnirelay-data --namespace tablelease -o json
+"""
+
+
+def verify(
+    data: Data = DEFAULT_DATA,
+    namespace: LogNamespace = None,
+    url: NotByUrl = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Check every frame of a log: hashes, links, contents, head, snapshots, witness. Ends with 6 at the first damage.
+
+    Without --namespace all logs of the directory are checked.
+    """
+    _need_files(url, "verify")
+    reports = [_verified(data, name) for name in chosen(data, namespace)]
+    answer = reports[0] if len(reports) == 1 else {"logs": reports}
+    print_answer(output, answer, reports, lambda: stacked(*_spaced([fields(report.items()) for report in reports])))
+
+
+def _spaced(parts: list[RenderableType]) -> list[RenderableType]:
+    return [part for each in parts for part in (each, "")][:-1]
+
+
+def _verified(data: Path, namespace: str) -> dict[str, Any]:
+    with progress(f"verify {namespace}") as move:
+        report = with_log(data, namespace, lambda log: log.verify(progress=move))
+    return {
+        "namespace": namespace,
+        "result": "whole",
+        "horizon": report.anchor.sequence,
+        "frames": report.frames,
+        "events": report.events,
+        "bytes": report.bytes,
+        "lastSequence": report.position.sequence,
+        "chainHead": report.position.chain.hex(),
+        "generation": report.generation,
+        "snapshots": report.snapshots,
+        "witnessed": report.witness_sequence,
+    }
+
+
+_AT = """
+    omnirelay log at 4711 --data omnirelay-data
+    omnirelay log at --time 2026-01-31T08:00:00+00:00 --data omnirelay-data
+"""
+
+
+def at(
+    sequence: Annotated[int | None, typer.Argument(metavar="SEQ", help="Number of an event.", min=0)] = None,
+    time: Annotated[str | None, instant_option("--time", help="After the last event up to then.")] = None,
+    data: Data = DEFAULT_DATA,
+    namespace: LogNamespace = None,
+    url: NotByUrl = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Show what was in a shard after an event, and the digest of that state: equal digests are equal states."""
+    _need_files(url, "at")
+    if (sequence is None) == (time is None):
+        raise usage("say when: the number of an event, or --time, and only one of them")
+
+    async def look(log: SqliteLog) -> dict[str, Any]:
+        reached = sequence if time is None else await _last_before(log, time)
+        return await _state(log, reached)
+
+    answer = with_log(data, only(data, namespace), look)
+    print_answer(output, answer, None, lambda: fields(answer.items()))
+
+
+async def _state(log: SqliteLog, sequence: int | None) -> dict[str, Any]:
+    from omnirelay.core.snapshot import digest
+    from omnirelay.core.views import stats
+    from omnirelay.engine.recovery import rebuild
+    from omnirelay.wire.instants import instant
+
+    with progress("replay") as move:
+        state = (await rebuild(log, sequence, progress=move)).state
+    counts = stats(state, state.time)
+    return {
+        "sequence": state.sequence,
+        "time": instant(state.time),
+        "ready": counts.ready_count,
+        "delayed": counts.delayed_count,
+        "leased": counts.active_lease_count,
+        "dead": counts.dead_letter_count,
+        "ended": counts.completed_count,
+        "pauses": len(counts.pauses),
+        "backpressure": counts.backpressure.active,
+        "generation": counts.generation,
+        "digest": digest(state),
+    }
+
+
+async def _last_before(log: SqliteLog, time: str) -> int:
+    """The last event that was decided up to an instant. Times never go back in a log."""
+    from omnirelay.log.frame import decode_frame
+    from omnirelay.wire.instants import read_instant
+
+    until = read_instant("time", time)
+    anchor = await log.anchor()
+    found = anchor.sequence if anchor.time_ms <= until else None
+    async for frame in log.read(anchor.sequence + 1):
+        if frame.time_ms > until:
+            for event in decode_frame(frame, shard=log.shard, log_id=log.log_id):
+                if event.timestamp > until:
+                    break
+                found = event.sequence_number
+            break
+        found = frame.last
+    if found is None or (found == 0 and anchor.sequence == 0):
+        raise nothing(f"the log has no event up to {time}")
+    return found
+
+
+_BACKUP = """
+    omnirelay log backup backups/monday --data omnirelay-data
+    omnirelay log verify --data backups/monday
+"""
+
+
+def backup(
+    destination: Annotated[Path, typer.Argument(metavar="DEST", help="A directory for the copy.")],
+    data: Data = DEFAULT_DATA,
+    namespace: LogNamespace = None,
+    url: NotByUrl = None,
+) -> None:
+    """Copy logs while they are in use, to DEST/NAMESPACE; a node started with --data DEST goes on from the copy.
+
+    Without --namespace all logs of the directory are copied. What is there already is not overwritten.
+    """
+    _need_files(url, "backup")
+    for name in chosen(data, namespace):
+        with_log(data, name, lambda log, name=name: log.backup(destination / name))  # type: ignore[misc]
+        note(f"copied {data / name} to {destination / name}")

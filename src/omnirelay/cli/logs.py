@@ -1,0 +1,210 @@
+"""`log tail|export`: the events of a shard, from a running node or from the files of any."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from omnirelay.cli.calling import Client
+from omnirelay.cli.commands import command
+from omnirelay.cli.directories import only, with_log
+from omnirelay.cli.exits import UNREACHABLE, Refusal, Stop, usage
+from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, Format, Output, Url
+from omnirelay.cli.printing import cell, note, print_json, progress, visible
+
+if TYPE_CHECKING:
+    from omnirelay.log.sqlite import SqliteLog
+
+Data = Annotated[Path | None, typer.Option("--data", help="Directory of a node, instead of --url.", metavar="DIR")]
+LogNamespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", envvar="OMNIRELAY_NAMESPACE", help="Namespace of the shard.", metavar="NS"),
+]
+Take = Callable[[int, bytes], bool]
+"""Takes an event, its number and its JSON, and says whether more are wanted."""
+
+
+def add_to(group: typer.Typer) -> None:
+    command(group, "tail", _TAIL)(tail)
+    command(group, "export", _EXPORT)(export)
+
+
+_TAIL = """
+    omnirelay log tail
+    omnirelay log tail --from 1 --types Enqueue,Completed -o jsonl
+    omnirelay log tail --no-follow --data omnirelay-data
+"""
+
+
+def tail(
+    first: Annotated[
+        int | None, typer.Option("--from", help="First event. [the next one; with --no-follow the first]", min=1)
+    ] = None,
+    types: Annotated[
+        str | None, typer.Option("--types", help="Only these, such as Enqueue,Completed.", metavar="TYPE,...")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Wait for new events, or end with the last one.")
+    ] = True,
+    data: Data = None,
+    url: Url = DEFAULT_URL,
+    namespace: LogNamespace = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Show the events of a shard as they are decided. The files of a node (--data) are read to their end."""
+    wanted = None if types is None else {name.strip().lower() for name in types.split(",")}
+
+    def take(_: int, text: bytes) -> bool:
+        if wanted is None or json.loads(text)["eventType"].lower() in wanted:
+            _print_event(text, output)
+        return True
+
+    if data is not None:
+        _read_files(data, namespace, first, None, take)
+    else:
+        _read_node(url, namespace or DEFAULT_NAMESPACE, first, follow, take, types)
+
+
+def _print_event(text: bytes, output: Format) -> None:
+    if output is Format.JSONL:
+        sys.stdout.write(text.decode() + "\n")
+    elif output is Format.JSON:
+        print_json(json.loads(text))
+    else:
+        sys.stdout.write(_line(json.loads(text)) + "\n")
+    sys.stdout.flush()
+
+
+def _line(event: dict[str, Any]) -> str:
+    """An event in one line: when, which, what, and what is special about it."""
+    known = ("eventType", "sequenceNumber", "timestamp", "schemaVersion")
+    details = " ".join(f"{name}={_brief(value)}" for name, value in event.items() if name not in known)
+    return f"{event['timestamp']}  {event['sequenceNumber']:>8}  {event['eventType']:<18}  {details}".rstrip()
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, dict):
+        if "leaseId" in value:
+            return f"{value['sequenceId']}:{value['attempt']}:{value['leaseId']}:{value.get('fence', '')}"
+        if "resourceType" in value:
+            return visible(f"{value['resourceType']}/{value['resourceId']}")
+        return visible(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    if isinstance(value, list):
+        return f"[{len(value)}]"
+    return cell(value)
+
+
+_EXPORT = """
+    omnirelay log export --to-file events.jsonl
+    omnirelay log export --data omnirelay-data --from 100 --to 200 --to-file -
+"""
+
+
+def export(
+    to_file: Annotated[
+        Path, typer.Option("--to-file", help="A file that does not exist yet, or - for stdout.", metavar="FILE")
+    ],
+    first: Annotated[int | None, typer.Option("--from", help="First event. [the first there is]", min=1)] = None,
+    last: Annotated[int | None, typer.Option("--to", help="Last event. [the last there is]", min=1)] = None,
+    data: Data = None,
+    url: Url = DEFAULT_URL,
+    namespace: LogNamespace = None,
+) -> None:
+    """Write the events of a shard to a file, one JSON object a line, as readers outside get them."""
+    if first is not None and last is not None and last < first:
+        raise usage(f"--to {last} lies before --from {first}")
+    count = 0
+    reached = 0
+
+    with _created(to_file) as file, progress("export", last) as move:
+
+        def take(sequence: int, text: bytes) -> bool:
+            nonlocal count, reached
+            if last is not None and sequence > last:
+                return False
+            file.write(text + b"\n")
+            count += 1
+            reached = sequence
+            if count % 1000 == 0:
+                move(sequence, None)
+            return last is None or sequence < last
+
+        try:
+            if data is not None:
+                _read_files(data, namespace, first, last, take)
+            else:
+                _read_node(url, namespace or DEFAULT_NAMESPACE, first, False, take)
+        finally:
+            file.flush()
+            with suppress(OSError, ValueError):  # Not every stdout is a file.
+                os.fsync(file.fileno())
+            note(f"exported {count} events" + (f" up to {reached}" if count else ""))
+
+
+def _created(path: Path) -> AbstractContextManager[BinaryIO]:
+    if str(path) == "-":
+        return nullcontext(sys.stdout.buffer)
+    try:
+        return path.open("xb")
+    except FileExistsError:
+        raise usage(f"{path} exists already and is not overwritten") from None
+    except OSError as error:
+        raise usage(f"cannot write {path}: {error.strerror or error}") from None
+
+
+# -- where events come from ----------------------------------------------------------------------
+
+
+def _read_files(data: Path, namespace: str | None, first: int | None, last: int | None, take: Take) -> None:
+    async def read(log: SqliteLog) -> None:
+        import msgspec
+
+        from omnirelay.log.frame import decode_frame
+        from omnirelay.wire.events import event_of
+
+        start = first if first is not None else (await log.anchor()).sequence + 1
+        async for frame in log.read(start, last):
+            for event in decode_frame(frame, shard=log.shard, log_id=log.log_id):
+                number = event.sequence_number
+                if number >= start and not take(number, msgspec.json.encode(event_of(event))):
+                    return
+
+    with_log(data, only(data, namespace), read)
+
+
+def _read_node(url: str, namespace: str, first: int | None, follow: bool, take: Take, types: str | None = None) -> None:
+    query = {} if types is None else {"types": types}
+    if not follow:
+        query["untilCaughtUp"] = "true"
+        query["from"] = str(first or 1)
+    elif first is not None:
+        query["from"] = str(first)
+    with Client(url, namespace) as client:
+        try:
+            last = _follow(client, query, take)
+        except Refusal as refusal:
+            horizon = refusal.metadata.get("anchor", "")
+            if first is not None or refusal.code != "error.log.trimmed" or not horizon.isdigit():
+                raise
+            # Nobody said where to begin, so the first event there is will do.
+            last = _follow(client, {**query, "from": str(int(horizon) + 1)}, take)
+    if follow:
+        again = f"; go on with --from {last + 1}" if last else ""
+        raise Stop(UNREACHABLE, f"the node ended the stream{again}", "stream-ended")
+
+
+def _follow(client: Client, query: dict[str, str], take: Take) -> int:
+    """Hand on events until the stream ends or no more are wanted; the last number seen."""
+    last = 0
+    for identity, text in client.events(query):
+        last = int(identity)
+        if not take(last, text):
+            break
+    return last
