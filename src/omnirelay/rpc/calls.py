@@ -46,9 +46,9 @@ class RequestMeta:
 
     def wait_ms(self, asked_ms: int | None, *, without_deadline_ms: int) -> int:
         """How long a call that may wait does: as asked, but always back just before the deadline."""
-        remaining_ms = self.remaining_ms()
-        if remaining_ms is None:
+        if self.deadline is None:
             return without_deadline_ms if asked_ms is None else asked_ms
+        remaining_ms = (self.deadline - asyncio.get_running_loop().time()) * 1000
         # The answer has to travel too; a tenth of what is left, 100 ms at most, is for that.
         usable_ms = max(0, int(min(WAIT_MAX_MS, remaining_ms - min(100.0, remaining_ms / 10))))
         return usable_ms if asked_ms is None else min(asked_ms, usable_ms)

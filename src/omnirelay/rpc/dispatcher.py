@@ -52,6 +52,8 @@ class Procedure:
     open_session: OpenSession | None = None
     may_wait: bool = False
     """The handler may wait for something to happen; transports watch whether its caller is still there."""
+    keeps_deadline: bool = False
+    """The handler answers by the deadline itself, so that its caller gets what there is and no error."""
     summary: str = ""
     encoding: str = "json"
 
@@ -79,6 +81,7 @@ class Dispatcher:
         answers: tuple[Any, ...] = (),
         shape: Shape = "unary",
         may_wait: bool = False,
+        keeps_deadline: bool = False,
         summary: str = "",
     ) -> None:
         """Serve a procedure with a handler that gets the decoded request and returns what is to be encoded.
@@ -100,6 +103,7 @@ class Dispatcher:
                 answers=answers,
                 serve=serve,
                 may_wait=may_wait,
+                keeps_deadline=keeps_deadline,
                 summary=summary,
             )
         )
@@ -165,7 +169,10 @@ class Dispatcher:
         chain = self._chains.get(procedure.name) or self._chain(procedure)
         self.active += 1
         try:
-            return await (chain(call) if call.meta.deadline is None else _within_deadline(chain, call))
+            call.meta.remaining_ms()
+            if call.meta.deadline is None or procedure.keeps_deadline:
+                return await chain(call)
+            return await _within_deadline(chain, call)
         except OmniRelayError:
             raise
         except Exception:
@@ -207,7 +214,6 @@ class Dispatcher:
 
 
 async def _within_deadline(chain: Proceed, call: Call) -> Reply:
-    call.meta.remaining_ms()
     limit = asyncio.timeout_at(call.meta.deadline)
     try:
         async with limit:

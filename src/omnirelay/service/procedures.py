@@ -60,6 +60,7 @@ def register(dispatcher: Dispatcher, namespace: str, shard: Callable[[], Shard])
             request=asked.REQUESTS[verb],
             answers=answers,
             may_wait=verb in ("lease", "enqueue", "get"),
+            keeps_deadline=verb == "lease",
             summary=summary,
         )
     dispatcher.server_stream(
