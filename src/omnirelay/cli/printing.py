@@ -6,12 +6,13 @@ Results go to stdout; everything about the way there goes to stderr. A table tha
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from omnirelay.cli.options import Format
 
@@ -55,7 +56,9 @@ def console(stream: TextIO | None = None) -> Console:
 
     stream = stream or sys.stdout
     width = None if stream.isatty() else _PIPED_WIDTH
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+    # Without a colour system there is no bold either: NO_COLOR is for who reads escape sequences as noise.
+    system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(file=stream, width=width, color_system=system, highlight=False, markup=False, emoji=False)
 
 
 def show(what: RenderableType | str) -> None:

@@ -1,0 +1,158 @@
+"""Reading the log of a shard: from a running node, and from files."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tests.cli.conftest import Relay
+from tests.cli.processes import DevNode, spawned
+
+DEFAULT = "resourcelease"
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Relay, Path]]:
+    """A node with a data directory and four items in it, one of them completed: it runs while the tests read it."""
+    data = tmp_path_factory.mktemp("stored")
+    with DevNode("--data", data) as node:
+        relay = Relay(node.url, DEFAULT)
+        for name in ("a", "b", "c", "d"):
+            relay.enqueue(name)
+        relay.ok("complete", relay.lease())
+        yield relay, data
+
+
+def test_tail_shows_events_and_ends_when_told(relay: Relay) -> None:
+    relay.enqueue()
+    relay.lease()
+    lines = relay.ok("log", "tail", "--no-follow").out.splitlines()
+    assert [line.split()[1:3] for line in lines] == [["1", "LeaderElected"], ["2", "Enqueue"], ["3", "LeaseGranted"]]
+    assert "payload=table/sales.orders" in lines[1]
+    events = relay.ok("log", "tail", "--no-follow", "--from", 2, "--types", "enqueue", "-o", "jsonl").lines
+    assert [event["eventType"] for event in events] == ["Enqueue"]
+    assert relay.ok("log", "tail", "--no-follow", "--from", 3, "-o", "json").json["sequenceNumber"] == 3
+
+
+def test_tail_follows_new_events(relay: Relay) -> None:
+    arguments = ["--from", 2, "-o", "jsonl", "--url", relay.url, "--namespace", relay.namespace]
+    tail = spawned("log", "tail", *arguments)
+    assert tail.stdout is not None
+    for number in (2, 3):
+        relay.enqueue()
+        assert json.loads(tail.stdout.readline())["sequenceNumber"] == number
+    tail.send_signal(signal.SIGINT)
+    tail.communicate(timeout=30)
+    assert tail.returncode == 130
+
+
+def test_tail_ends_with_3_when_the_node_stops(tmp_path: Path) -> None:
+    with DevNode("--ephemeral") as node:
+        tail = spawned("log", "tail", "--from", 1, "-o", "jsonl", "--url", node.url)
+        assert tail.stdout is not None
+        assert json.loads(tail.stdout.readline())["eventType"] == "LeaderElected"
+        assert node.stop() == 0
+        _, err = tail.communicate(timeout=30)
+    assert tail.returncode == 3
+    assert err == "error: the node ended the stream; go on with --from 2 (stream-ended)\n"
+
+
+def test_export_is_the_same_from_the_node_and_from_its_files(stored: tuple[Relay, Path], tmp_path: Path) -> None:
+    relay, data = stored
+    by_url, by_files = tmp_path / "url.jsonl", tmp_path / "files.jsonl"
+    said = relay.ok("log", "export", "--to-file", by_url)
+    assert said.err == "exported 7 events up to 7\n"
+    relay.ok("log", "export", "--to-file", by_files, "--data", data)
+    assert by_url.read_bytes() == by_files.read_bytes()
+    some = relay.ok("log", "export", "--to-file", "-", "--data", data, "--from", 3, "--to", 5)
+    assert [event["sequenceNumber"] for event in some.lines] == [3, 4, 5]
+    assert relay.ok("log", "export", "--to-file", "-", "--from", 3, "--to", 5).out == some.out
+    assert relay.run("log", "export", "--to-file", by_url).code == 2
+    assert relay.run("log", "export", "--to-file", "-", "--from", 5, "--to", 3).code == 2
+    assert relay.ok("log", "tail", "--data", data, "--types", "Completed").out.split()[2] == "Completed"
+
+
+def test_verify_says_what_it_checked_while_the_node_runs(stored: tuple[Relay, Path]) -> None:
+    relay, data = stored
+    report = relay.ok("log", "verify", "--data", data, "-o", "json").json
+    assert (report["namespace"], report["result"], report["horizon"]) == (DEFAULT, "whole", 0)
+    assert (report["frames"], report["events"], report["lastSequence"]) == (7, 7, 7)
+    assert len(report["chainHead"]) == 64
+    assert report["chainHead"] in relay.ok("log", "verify", "--data", data).out
+
+
+def test_verify_takes_all_namespaces_unless_told(tmp_path: Path) -> None:
+    with DevNode("--data", tmp_path / "data", "-n", "one", "-n", "two") as node:
+        relay = Relay(node.url, "")
+        reports = relay.ok("log", "verify", "--data", tmp_path / "data", "-o", "jsonl").lines
+        assert [report["namespace"] for report in reports] == ["one", "two"]
+        only = relay.ok("log", "verify", "--data", tmp_path / "data", "-n", "two", "-o", "jsonl").lines
+        assert [report["namespace"] for report in only] == ["two"]
+        assert relay.run("log", "at", 1, "--data", tmp_path / "data").code == 2
+
+
+def test_flipped_byte_is_named_and_ends_with_6(stored: tuple[Relay, Path], tmp_path: Path) -> None:
+    relay, data = stored
+    relay.ok("log", "backup", tmp_path / "copy", "--data", data)
+    database = tmp_path / "copy" / DEFAULT / "leases.db"
+    connection = apsw.Connection(str(database))
+    [[frame]] = connection.execute("SELECT data FROM frames WHERE first = 3").fetchall()
+    flipped = bytearray(frame if isinstance(frame, bytes) else str(frame).encode())
+    flipped[flipped.index(b'"table"') + 1] ^= 1
+    connection.execute("UPDATE frames SET data = ? WHERE first = 3", (flipped.decode(),))
+    connection.close()
+    said = relay.run("log", "verify", "--data", tmp_path / "copy")
+    assert said.code == 6
+    assert "frame 3..3 of 'resourcelease'" in said.err
+    assert said.err.endswith("(error.log.damaged)\n")
+    started = spawned("dev", "--port", 0, "--data", tmp_path / "copy")
+    _, err = started.communicate(timeout=30)
+    assert started.returncode == 6
+    assert err.endswith("(error.log.damaged)\n")
+
+
+def test_state_at_an_event_and_at_a_time(stored: tuple[Relay, Path]) -> None:
+    relay, data = stored
+    early = relay.ok("log", "at", 3, "--data", data, "-o", "json").json
+    assert (early["sequence"], early["ready"], early["ended"]) == (3, 2, 0)
+    late = relay.ok("log", "at", 7, "--data", data, "-o", "json").json
+    assert (late["ready"], late["ended"], late["leased"]) == (3, 1, 0)
+    assert late["digest"] != early["digest"]
+    by_time = relay.ok("log", "at", "--time", late["time"], "--data", data, "-o", "json").json
+    assert by_time == late
+    assert early["digest"] in relay.ok("log", "at", 3, "--data", data).out
+    assert relay.run("log", "at", 99, "--data", data).code == 4
+    assert relay.run("log", "at", "--time", "1999-01-01", "--data", data).code == 4
+    assert relay.run("log", "at", "--data", data).code == 2
+    assert relay.run("log", "at", 3, "--time", "1999-01-01", "--data", data).code == 2
+
+
+def test_backup_of_a_running_node_is_a_directory_that_a_node_goes_on_from(
+    stored: tuple[Relay, Path], tmp_path: Path
+) -> None:
+    relay, data = stored
+    copy = tmp_path / "backups" / "monday"
+    relay.ok("log", "backup", copy, "--data", data)
+    assert relay.ok("log", "verify", "--data", copy, "-o", "json").json["events"] == 7
+    assert relay.run("log", "backup", copy, "--data", data).code == 2
+    with DevNode("--data", copy) as node:
+        stats = Relay(node.url, DEFAULT).ok("stats", "-o", "json").json["stats"]
+    assert (stats["readyCount"], stats["completedCount"]) == (3, 1)
+
+
+@pytest.mark.parametrize("arguments", [("verify",), ("at", "1"), ("backup", "copy")])
+def test_what_needs_files_says_so(relay: Relay, arguments: tuple[str, ...]) -> None:
+    said = relay.run("log", *arguments, "--url", relay.url)
+    assert said.code == 2
+    assert "--data DIR" in said.err
+
+
+def test_directory_without_logs_ends_with_4(relay: Relay, tmp_path: Path) -> None:
+    assert relay.run("log", "verify", "--data", tmp_path).code == 4
+    assert relay.run("log", "verify", "--data", tmp_path / "nowhere").code == 4
+    assert relay.run("log", "tail", "--data", tmp_path).code == 4
