@@ -110,6 +110,7 @@ def test_flipped_byte_is_named_and_ends_with_6(stored: tuple[Relay, Path], tmp_p
     assert said.code == 6
     assert "frame 3..3 of 'resourcelease'" in said.err
     assert said.err.endswith("(error.log.damaged)\n")
+    assert relay.run("log", "verify", "--data", tmp_path / "copy", "-o", "json").json["result"] == "damaged"
     started = spawned("dev", "--port", 0, "--data", tmp_path / "copy")
     _, err = started.communicate(timeout=30)
     assert started.returncode == 6

@@ -116,6 +116,21 @@ def test_colours_are_for_terminals_that_want_them(relay: Relay, plain: bool) -> 
     assert (b"\x1b[1m" in shown) is not plain
 
 
+def test_progress_is_drawn_at_terminals_only(relay: Relay, tmp_path: Path) -> None:
+    file = tmp_path / "items.jsonl"
+    file.write_text('{"resourceType": "t", "resourceId": "x"}\n' * 100)
+    env = {**environment(OMNIRELAY_URL=relay.url, OMNIRELAY_NAMESPACE=relay.namespace), "TERM": "xterm-256color"}
+    here, there = pty.openpty()
+    done = subprocess.Popen(command("enqueue", "--from", file), stdout=subprocess.PIPE, stderr=there, env=env)
+    out, _ = done.communicate(timeout=30)
+    os.close(there)
+    drawn = os.read(here, 1 << 16).decode()
+    os.close(here)
+    assert out == b"enqueued 100 items\n"
+    assert "4.1/4.1 kB" in drawn
+    assert relay.ok("enqueue", "--from", file).err == ""
+
+
 # -- request -------------------------------------------------------------------------------------
 
 
@@ -137,6 +152,7 @@ def test_refused_request_prints_the_body_and_the_status(relay: Relay) -> None:
     assert said.err == "refused: HTTP 404 NotFound (error.resourcelease.unknown_item)\n"
     assert relay.run("request", "get", "--body", "{").code == 2
     assert relay.run("request", "nonsense").code == 1
+    assert relay.run("request", "stats", "--caller", "Zoë").code == 2
 
 
 def test_ttl_that_has_passed_is_a_deadline(relay: Relay) -> None:

@@ -129,7 +129,11 @@ def _said(answer: dict[str, Any]) -> str:
 def _enqueue_lines(source: Path, size: int, wait: int | None, url: str, namespace: str, output: Format) -> None:
     accepted = duplicates = last_line = 0
     results: list[dict[str, Any]] = []
-    with opened(source) as (file, total), Client(url, namespace) as client, progress("enqueue", total) as move:
+    with (
+        opened(source) as (file, total),
+        Client(url, namespace) as client,
+        progress("enqueue", total, in_bytes=True) as move,
+    ):
         try:
             for lines, items, read in batches(file, size, item_of_line):
                 request = {"items": items, "waitMs": wait}

@@ -31,7 +31,17 @@ _BY_STATUS = {
 }
 
 _BY_HTTP = {400: USAGE, 413: USAGE, 401: REFUSED, 403: REFUSED, 409: REFUSED, 412: REFUSED, 404: NOTHING}
-_BY_CODE = {"error.log.trimmed": NOTHING, "error.log.damaged": DAMAGED, "error.log.regressed": DAMAGED}
+_BY_CODE = {
+    "error.log.trimmed": NOTHING,
+    "error.log.damaged": DAMAGED,
+    "error.log.regressed": DAMAGED,
+    "error.log.schema_too_new": DAMAGED,
+    "error.log.unknown_event": DAMAGED,
+    "error.resourcelease.unknown_token": REFUSED,
+    "error.resourcelease.fence_mismatch": REFUSED,
+    "error.resourcelease.not_owner": REFUSED,
+    "error.taskqueue.lease_inactive": REFUSED,
+}
 
 
 class Stop(Exception):
@@ -54,6 +64,7 @@ class Refusal(Stop):
 
 
 def exit_of_answer(http: int, code: str) -> int:
+    """For an answer as a whole, or with 200 for one that refuses a part of what it was asked."""
     return _BY_CODE.get(code) or _BY_HTTP.get(http, FAILED)
 
 

@@ -12,7 +12,7 @@ import typer
 
 from omnirelay.cli.calling import Client
 from omnirelay.cli.commands import WORKING, command
-from omnirelay.cli.exits import FAILED, NOTHING, REFUSED, Stop
+from omnirelay.cli.exits import NOTHING, Stop, exit_of_answer
 from omnirelay.cli.options import (
     DEFAULT_NAMESPACE,
     DEFAULT_URL,
@@ -248,9 +248,7 @@ def _acknowledge(
     refused = [outcome for outcome in outcomes if not outcome["success"]]
     if refused:
         note(f"{len(refused)} of {len(outcomes)} were refused")
-        # Whatever speaks against a token is a fence, an owner or an outlived lease; anything else failed.
-        tokens_at_fault = all("token" in code or "lease" in code for code in (each["errorCode"] for each in refused))
-        raise Stop(REFUSED if tokens_at_fault else FAILED)
+        raise Stop(max(exit_of_answer(200, outcome["errorCode"]) for outcome in refused))
 
 
 def _id(token: dict[str, Any]) -> object:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from omnirelay.cli.commands import command
+from omnirelay.cli.commands import command, complain
 from omnirelay.cli.directories import DEFAULT_DATA, chosen, only, with_log
-from omnirelay.cli.exits import nothing, usage
+from omnirelay.cli.exits import DAMAGED, Stop, nothing, usage
 from omnirelay.cli.logs import LogNamespace
 from omnirelay.cli.options import Format, Output, instant_option
 from omnirelay.cli.printing import fields, note, print_answer, progress, stacked
+from omnirelay.errors import DataLoss
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,14 +47,16 @@ def verify(
     url: NotByUrl = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Check every frame of a log: hashes, links, contents, head, snapshots, witness. Ends with 6 at the first damage.
+    """Check every frame of a log: hashes, links, contents, head, snapshots, witness. Ends with 6 when one is damaged.
 
-    Without --namespace all logs of the directory are checked.
+    Without --namespace all logs of the directory are checked. The first damage of each is named.
     """
     _need_files(url, "verify")
     reports = [_verified(data, name) for name in chosen(data, namespace)]
     answer = reports[0] if len(reports) == 1 else {"logs": reports}
     print_answer(output, answer, reports, lambda: stacked(*_spaced([fields(report.items()) for report in reports])))
+    if any(report["result"] != "whole" for report in reports):
+        raise Stop(DAMAGED)
 
 
 def _spaced(parts: list[RenderableType]) -> list[RenderableType]:
@@ -61,8 +64,12 @@ def _spaced(parts: list[RenderableType]) -> list[RenderableType]:
 
 
 def _verified(data: Path, namespace: str) -> dict[str, Any]:
-    with progress(f"verify {namespace}") as move:
-        report = with_log(data, namespace, lambda log: log.verify(progress=move))
+    try:
+        with progress(f"verify {namespace}") as move:
+            report = with_log(data, namespace, lambda log: log.verify(progress=move))
+    except DataLoss as damage:
+        complain(damage.message, damage.code)
+        return {"namespace": namespace, "result": "damaged", "code": damage.code, "message": damage.message}
     return {
         "namespace": namespace,
         "result": "whole",

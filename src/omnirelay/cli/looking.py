@@ -208,13 +208,13 @@ def _why(answer: dict[str, Any]) -> RenderableType | str:
     head = f"item {answer['sequenceId']} is {answer['state']}"
     if not answer["gates"]:
         return f"{head}: it is next"
-    rows = [(gate["gate"], gate["message"], _detail(gate)) for gate in answer["gates"]]
-    return stacked(f"{head}:", table(["gate", "why", "detail"], rows))
+    rows = [(gate["gate"], gate["message"] + _detail(gate)) for gate in answer["gates"]]
+    return stacked(f"{head}:", table(["gate", "why"], rows))
 
 
 def _detail(gate: dict[str, Any]) -> str:
     names = {"until": "until", "principal": "by"}
-    return ", ".join(f"{name} {gate[field]}" for field, name in names.items() if gate.get(field) not in (None, ""))
+    return "".join(f", {name} {gate[field]}" for field, name in names.items() if gate.get(field) is not None)
 
 
 _INTROSPECT = """

@@ -122,7 +122,11 @@ def restore(
 ) -> None:
     """Take drained items in. One that is there already is counted as a duplicate, so a repeat does no harm."""
     restored = duplicates = 0
-    with opened(source) as (file, total), Client(url, namespace) as client, progress("restore", total) as move:
+    with (
+        opened(source) as (file, total),
+        Client(url, namespace) as client,
+        progress("restore", total, in_bytes=True) as move,
+    ):
         try:
             for lines, items, read in batches(file, batch, _pending):
                 try:

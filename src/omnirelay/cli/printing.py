@@ -86,7 +86,10 @@ def table(columns: Sequence[str], rows: Rows, *, right: Sequence[str] = ()) -> R
 
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        drawn.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        # A token that is broken into two lines cannot be pasted.
+        drawn.add_column(
+            column, justify="right" if column in right else "left", overflow="fold", no_wrap=column == "token"
+        )
     for row in rows:
         drawn.add_row(*(Text(cell(value)) for value in row))
     return drawn
@@ -166,14 +169,17 @@ def _unseen(done: int, total: int | None = None) -> None:
 
 
 @contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Callable[[int, int | None], None]]:
+def progress(
+    what: str, total: int | None = None, *, in_bytes: bool = False
+) -> Iterator[Callable[[int, int | None], None]]:
     """A bar on stderr while the block runs, if somebody looks. Call what it yields with (done, total)."""
     if not sys.stderr.isatty():
         yield _unseen
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    counts = DownloadColumn() if in_bytes else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), counts, TimeElapsedColumn())
     with Progress(*columns, console=console(sys.stderr), transient=True) as bar:
         task = bar.add_task(what, total=total)
 

@@ -49,6 +49,8 @@ def request(
         if not separator or not key:
             raise usage(f"--header wants NAME=VALUE, got {pair!r}")
         sent[key] = value
+    if not all(name.isascii() and value.isascii() and value.isprintable() for name, value in sent.items()):
+        raise usage("headers are plain ASCII text, and so are the procedure and the caller")
     with Client(url, namespace) as client:
         response = client.post("/", _body(body), headers=sent, wait_ms=ttl or 0)
     text = response.text
