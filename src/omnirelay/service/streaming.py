@@ -32,7 +32,7 @@ from omnirelay.rpc.calls import Call, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.sessions import POLICY, RESTARTING, Outlet
 from omnirelay.service.procedures import ACKNOWLEDGE, caller_of
-from omnirelay.wire.answers import error_body_of, lease_of, outcome_of
+from omnirelay.wire.answers import Lease, error_body_of, lease_of, outcome_of
 from omnirelay.wire.reading import Reader
 from omnirelay.wire.streams import CREDIT_MAX, StreamAck, StreamAnswer, StreamCall, StreamMessage, StreamOpen
 
@@ -113,6 +113,8 @@ class LeaseStream:
         self._waiting: list[bytes] = []
         """Messages that go out at the end of this turn of the loop."""
         self._closed = False
+        self._clock: float | None = None
+        """The latest time of the peer that has come."""
         shard()  # Raises when the shard does not serve.
 
     # -- the session ---------------------------------------------------------------------------
@@ -153,6 +155,8 @@ class LeaseStream:
     # -- what peers say ------------------------------------------------------------------------
 
     def _take(self, message: StreamMessage) -> None:
+        if message.clock is not None:
+            self._clock = message.clock
         if message.open is not None:
             self._open(message.open)
         if message.credit is not None:
@@ -202,8 +206,9 @@ class LeaseStream:
                 error.details["index"] = index
                 raise
         for ack in acks:
-            assert ack.ownership_token is not None
-            self._unbegun.pop(ack.ownership_token.lease_id.lower(), None)
+            if ack.verb != "heartbeat" and ack.ownership_token is not None:
+                # A heartbeat keeps a lease that waits its turn; it does not say that work has begun.
+                self._unbegun.pop(ack.ownership_token.lease_id.lower(), None)
         answer = self._shard().submit_acknowledgements(commands)
         answer.add_done_callback(lambda done: self._acknowledged(call_id, acks, done))
 
@@ -282,16 +287,26 @@ class LeaseStream:
                 )
                 if granted:
                     self._credit -= len(granted)
-                    for lease in granted:
-                        self._unbegun[lease.token.lease_id] = lease
-                        self._hold(lease.token)
-                    self._send(StreamAnswer(leases=[lease_of(each) for each in granted]))
+                    self._send(StreamAnswer(leases=self._pushed(granted, shard.now_ms()), clock=self._clock))
         except Unavailable as error:
             self._end(error, RESTARTING)
         except OmniRelayError as error:
             self._end(error, POLICY)
         finally:
             self._pushing = None
+
+    def _pushed(self, granted: list[GrantedLease], now_ms: int) -> list[Lease]:
+        """Leases as they go out. What remains of them counts from now, as does the clock that goes with them: the peer
+        adds the two and is never later than the node.
+        """
+        leases = []
+        for each in granted:
+            self._unbegun[each.token.lease_id] = each
+            self._hold(each.token)
+            lease = lease_of(each)
+            lease.remaining_ms = max(0, each.expires_at - now_ms)
+            leases.append(lease)
+        return leases
 
     def _hold(self, token: OwnershipToken) -> None:
         self._held[token.lease_id] = token

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from omnirelay.core.commands import Progress
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.wire.answers import ErrorBody, Lease, Outcome, Outgoing
-from omnirelay.wire.requests import EnqueueItem, FailAck, Incoming
+from omnirelay.wire.requests import EnqueueItem, FailAck, Incoming, IncomingProgress
 
 CREDIT_MAX = 100_000
 CallId = int | str
@@ -34,7 +33,7 @@ class StreamAck(FailAck):
     """One acknowledgement: `verb` is heartbeat, complete, fail or release, the rest the fields of its request."""
 
     verb: str = ""
-    progress: Progress | None = None
+    progress: IncomingProgress | None = None
     result: bytes | None = None
     result_encoding: str | None = None
     follow_ups: list[EnqueueItem | None] | None = None
@@ -57,6 +56,8 @@ class StreamMessage(Incoming):
     begin: list[OwnershipToken] | None = None
     acks: list[StreamAck] | None = None
     call: StreamCall | None = None
+    clock: float | None = None
+    """Any time of the peer's own; the latest comes back with leases, which were pushed later than that."""
 
 
 class StreamAnswer(Outgoing):
@@ -64,6 +65,7 @@ class StreamAnswer(Outgoing):
 
     id: CallId | None = None
     leases: list[Lease] | None = None
+    clock: float | None = None
     results: list[Outcome] | None = None
     answer: Any = None
     cancel: list[OwnershipToken] | None = None

@@ -1,0 +1,498 @@
+"""`Client`: every verb of a node as an async method.
+
+    async with Client("http://127.0.0.1:7070") as client:
+        item = await client.enqueue("table", "sales.orders", body=b"...")
+        [lease] = await client.lease(peer_id="worker-1", wait_ms=30_000)
+        await client.complete(lease)
+
+All calls share one connection that carries many at a time; it is made when it is first needed and made again when it
+breaks. A call that fails on the way is tried again within its time, and carries a request id, so that it is carried
+out once. Cancelling a call stops waiting for it; what the node has taken in by then stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from omnirelay.client.failures import ConnectionLost, error_of
+from omnirelay.client.linking import Linking, Mode
+from omnirelay.client.retrying import RetryBudget, pause_ms
+from omnirelay.client.watching import watch_events
+from omnirelay.core.payload import DEFAULT_PRIORITY, DEFAULT_WEIGHT, OwnershipToken
+from omnirelay.errors import DeadlineExceeded, OmniRelayError, ResourceExhausted, Unavailable
+from omnirelay.wire import answers as out
+from omnirelay.wire import requests as asked
+from omnirelay.wire.instants import instant
+from omnirelay.wire.streams import StreamAck
+
+DEFAULT_URL = "http://127.0.0.1:7070"
+TIMEOUT_MS = 30_000
+BATCH_ITEMS = 1_000
+BATCH_BYTES = 3 * 1024 * 1024
+BATCHES_IN_FLIGHT = 4
+
+A = TypeVar("A")
+_encode = msgspec.json.Encoder().encode
+
+
+class ItemSpec(msgspec.Struct, kw_only=True):
+    """One item for `enqueue_many`; the fields are those of `Client.enqueue`."""
+
+    resource_type: str
+    resource_id: str
+    body: bytes = b""
+    encoding: str | None = None
+    partition_key: str | None = None
+    attributes: dict[str, str] | None = None
+    request_id: str | None = None
+    priority: int = DEFAULT_PRIORITY
+    weight: int = DEFAULT_WEIGHT
+    delay_ms: int | None = None
+    not_before_ms: int | None = None
+    max_attempts: int | None = None
+
+    def wire(self) -> asked.EnqueueItem:
+        return asked.EnqueueItem(
+            payload=asked.IncomingPayload(
+                resource_type=self.resource_type,
+                resource_id=self.resource_id,
+                partition_key=self.partition_key,
+                payload_encoding=self.encoding,
+                body=self.body,
+                attributes=self.attributes,
+                request_id=self.request_id,
+            ),
+            priority=self.priority,
+            weight=self.weight,
+            delay_ms=self.delay_ms,
+            not_before=None if self.not_before_ms is None else instant(self.not_before_ms),
+            max_attempts=self.max_attempts,
+        )
+
+
+def token_of(lease: out.Lease | OwnershipToken) -> OwnershipToken:
+    return lease if isinstance(lease, OwnershipToken) else lease.ownership_token
+
+
+class Client:
+    """One object is for one event loop; any number of tasks may use it."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        namespace: str = "resourcelease",
+        caller: str | None = None,
+        mode: Mode = "auto",
+        timeout_ms: int = TIMEOUT_MS,
+        request_ids: bool = True,
+    ) -> None:
+        """`mode`: a stream, plain HTTP, or (auto) HTTP only where a stream cannot get through.
+
+        `request_ids` gives every item one that has none, so that a retry cannot enqueue it twice; the node remembers
+        them for minutes. Without, an enqueue whose answer got lost raises ConnectionLost instead of being repeated.
+        """
+        self.url = url
+        self.namespace = namespace
+        self.timeout_ms = timeout_ms
+        self._request_ids = request_ids
+        headers = {} if caller is None else {"rpc-caller": caller}
+        self._linking = Linking(url, namespace, headers, mode)
+        self._budget = RetryBudget()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connection. Safe to call twice."""
+        await self._linking.close()
+
+    # -- coming in -----------------------------------------------------------------------------
+
+    async def enqueue(
+        self,
+        resource_type: str,
+        resource_id: str,
+        *,
+        body: bytes = b"",
+        encoding: str | None = None,
+        partition_key: str | None = None,
+        attributes: dict[str, str] | None = None,
+        request_id: str | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        weight: int = DEFAULT_WEIGHT,
+        delay_ms: int | None = None,
+        not_before_ms: int | None = None,
+        max_attempts: int | None = None,
+        wait_ms: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> out.EnqueueResult:
+        """Take one item in. Under backpressure the call waits for room, up to `wait_ms` or its timeout."""
+        item = ItemSpec(
+            resource_type=resource_type,
+            resource_id=resource_id,
+            body=body,
+            encoding=encoding,
+            partition_key=partition_key,
+            attributes=attributes,
+            request_id=request_id,
+            priority=priority,
+            weight=weight,
+            delay_ms=delay_ms,
+            not_before_ms=not_before_ms,
+            max_attempts=max_attempts,
+        )
+        [result] = await self._enqueue_batch([item], wait_ms, timeout_ms)
+        return result
+
+    async def enqueue_many(
+        self, items: Sequence[ItemSpec], *, wait_ms: int | None = None, timeout_ms: int | None = None
+    ) -> list[out.EnqueueResult]:
+        """Take many items in, in batches of which each comes in whole or not at all; the results stand in order.
+
+        On an error the batches before the one that failed are in; with request ids a repeat of the call is safe.
+        """
+        results: list[out.EnqueueResult] = []
+        batches = _batches(items)
+        for start in range(0, len(batches), BATCHES_IN_FLIGHT):
+            part = batches[start : start + BATCHES_IN_FLIGHT]
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._enqueue_batch(batch, wait_ms, timeout_ms)) for batch in part]
+            for task in tasks:
+                results += task.result()
+        return results
+
+    async def _enqueue_batch(
+        self, items: list[ItemSpec], wait_ms: int | None, timeout_ms: int | None
+    ) -> list[out.EnqueueResult]:
+        added = []
+        wires = [item.wire() for item in items]
+        if self._request_ids:
+            for wire in wires:
+                assert wire.payload is not None
+                if wire.payload.request_id is None:
+                    wire.payload.request_id = uuid4().hex
+                    added.append(wire)
+        repeatable = all(wire.payload is not None and wire.payload.request_id is not None for wire in wires)
+        try:
+            answer = await self._send_items(wires, wait_ms, timeout_ms, repeatable)
+        except ResourceExhausted as error:
+            if not added or error.details.get("field") != "requestId":
+                raise
+            # The node cannot remember one more id. It refused, so nothing came in: once more, without those we added.
+            for wire in added:
+                assert wire.payload is not None
+                wire.payload.request_id = None
+            answer = await self._send_items(wires, wait_ms, timeout_ms, False)
+        if answer.results is not None:
+            return answer.results
+        assert answer.sequence_id is not None
+        assert answer.duplicate is not None
+        return [out.EnqueueResult(sequence_id=answer.sequence_id, duplicate=answer.duplicate)]
+
+    async def _send_items(
+        self, wires: list[asked.EnqueueItem], wait_ms: int | None, timeout_ms: int | None, repeatable: bool
+    ) -> out.EnqueueAnswer:
+        if len(wires) == 1:
+            [wire] = wires
+            request = asked.EnqueueRequest(
+                payload=wire.payload,
+                priority=wire.priority,
+                weight=wire.weight,
+                not_before=wire.not_before,
+                delay_ms=wire.delay_ms,
+                max_attempts=wire.max_attempts,
+                wait_ms=wait_ms,
+            )
+        else:
+            request = asked.EnqueueRequest(items=list(wires), wait_ms=wait_ms)
+        return await self.call("enqueue", request, out.EnqueueAnswer, timeout_ms=timeout_ms, repeatable=repeatable)
+
+    # -- leasing -------------------------------------------------------------------------------
+
+    async def lease(
+        self,
+        *,
+        peer_id: str | None = None,
+        max_items: int = 1,
+        wait_ms: int = 0,
+        lease_duration_ms: int | None = None,
+        resource_types: Sequence[str] | None = None,
+        tenants: Sequence[str] | None = None,
+        request_id: str | None = None,
+    ) -> list[out.Lease]:
+        """Up to `max_items` leases; an empty list when none came within `wait_ms`."""
+        request = asked.LeaseRequest(
+            peer_id=peer_id,
+            max_items=max_items,
+            wait_ms=wait_ms,
+            lease_duration_ms=lease_duration_ms,
+            resource_types=None if resource_types is None else list(resource_types),
+            tenants=None if tenants is None else list(tenants),
+            request_id=request_id or uuid4().hex,
+        )
+        answer = await self.call("lease", request, out.LeaseAnswer, timeout_ms=wait_ms + self.timeout_ms)
+        return answer.leases
+
+    async def heartbeat(
+        self,
+        lease: out.Lease | OwnershipToken,
+        *,
+        fraction: float | None = None,
+        message: str | None = None,
+        data: Any = None,
+        peer_id: str | None = None,
+    ) -> out.Outcome:
+        """Keep the lease; the answer says until when, and whether the owner is asked to stop."""
+        said = fraction is not None or message is not None or data is not None
+        progress = asked.IncomingProgress(fraction=fraction, message=message, data=data) if said else None
+        return await self.acknowledge(_ack("heartbeat", lease, peer_id, progress=progress))
+
+    async def complete(
+        self,
+        lease: out.Lease | OwnershipToken,
+        *,
+        result: bytes | None = None,
+        result_encoding: str | None = None,
+        follow_ups: Sequence[ItemSpec] | None = None,
+        peer_id: str | None = None,
+    ) -> out.Outcome:
+        """End the item well. Follow-ups come in with it, or not at all."""
+        wires = None if follow_ups is None else [each.wire() for each in follow_ups]
+        return await self.acknowledge(
+            _ack("complete", lease, peer_id, result=result, result_encoding=result_encoding, follow_ups=wires)
+        )
+
+    async def fail(
+        self,
+        lease: out.Lease | OwnershipToken,
+        *,
+        reason: str | None = None,
+        error_code: str | None = None,
+        mode: str = "retry",
+        delay_ms: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        peer_id: str | None = None,
+    ) -> out.Outcome:
+        """Give the item up: `retry`, `release` (the attempt is not burned) or `dead`."""
+        return await self.acknowledge(
+            _ack(
+                "fail",
+                lease,
+                peer_id,
+                reason=reason,
+                error_code=error_code,
+                mode=mode,
+                delay_ms=delay_ms,
+                metadata=None if metadata is None else dict(metadata),
+            )
+        )
+
+    async def release(
+        self, lease: out.Lease | OwnershipToken, *, delay_ms: int | None = None, peer_id: str | None = None
+    ) -> out.Outcome:
+        """Hand the item back; the attempt is not burned."""
+        return await self.acknowledge(_ack("release", lease, peer_id, delay_ms=delay_ms))
+
+    async def acknowledge(self, ack: StreamAck, *, timeout_ms: int | None = None) -> out.Outcome:
+        """Any acknowledgement. Repeats get the first answer, so it is tried again until its time is over."""
+
+        async def attempt(left_ms: float) -> out.Outcome:
+            connection = await self._linking.connected(left_ms)
+            async with asyncio.timeout(left_ms / 1000):
+                return await connection.acknowledge(ack)
+
+        return self.checked(await self._with_retries(attempt, timeout_ms or self.timeout_ms, repeatable=True))
+
+    @staticmethod
+    def checked(outcome: out.Outcome) -> out.Outcome:
+        """The outcome when it is a success; raises the refusal otherwise."""
+        if not outcome.success:
+            raise _refusal_of(outcome)
+        return outcome
+
+    # -- handling ------------------------------------------------------------------------------
+
+    async def get(self, sequence_id: int | None = None, *, request_id: str | None = None, wait_ms: int = 0) -> out.Item:
+        """One item; with `wait_ms` the answer waits for its end."""
+        request = asked.GetRequest(sequence_id=sequence_id, request_id=request_id, wait_ms=wait_ms)
+        return (await self.call("get", request, out.ItemAnswer, timeout_ms=wait_ms + self.timeout_ms)).item
+
+    async def cancel(self, sequence_id: int, *, reason: str | None = None, force: bool = False) -> out.CancelAnswer:
+        request = asked.CancelRequest(sequence_id=sequence_id, reason=reason, force=force)
+        return await self.call("cancel", request, out.CancelAnswer)
+
+    async def drain(self, *, max_items: int = 10_000, pause_intake: bool = False) -> out.DrainAnswer:
+        """Take a page of pending items out. Never repeated by itself: an answer that got lost took them with it."""
+        request = asked.DrainRequest(max_items=max_items, pause_intake=pause_intake)
+        return await self.call("drain", request, out.DrainAnswer, repeatable=False)
+
+    async def restore(self, items: Sequence[out.PendingItem]) -> out.RestoreAnswer:
+        request = {"items": list(items)}
+        return await self.call("restore", request, out.RestoreAnswer)
+
+    async def pause(
+        self,
+        *,
+        resource_type: str | None = None,
+        tenant: str | None = None,
+        intake: bool = False,
+        reason: str | None = None,
+        until_ms: int | None = None,
+    ) -> list[out.OutgoingPause]:
+        request = asked.PauseRequest(
+            resource_type=resource_type,
+            tenant=tenant,
+            intake=intake,
+            reason=reason,
+            until=None if until_ms is None else instant(until_ms),
+        )
+        return (await self.call("pause", request, out.PausesAnswer)).pauses
+
+    async def resume(self, *, resource_type: str | None = None, tenant: str | None = None) -> list[out.OutgoingPause]:
+        request = asked.ResumeRequest(resource_type=resource_type, tenant=tenant)
+        return (await self.call("resume", request, out.PausesAnswer)).pauses
+
+    # -- dead letters --------------------------------------------------------------------------
+
+    async def dead_letters(
+        self,
+        *,
+        resource_type: str | None = None,
+        error_code: str | None = None,
+        after: int = 0,
+        max_items: int = 100,
+    ) -> out.DeadLettersAnswer:
+        request = asked.DeadLettersRequest(
+            resource_type=resource_type, error_code=error_code, after=after, max_items=max_items
+        )
+        return await self.call("deadletters", request, out.DeadLettersAnswer)
+
+    async def redrive(self, sequence_ids: Sequence[int] | None = None, *, rate_per_second: float | None = None) -> int:
+        """Make dead letters pending again; without ids all of them."""
+        ids = None if sequence_ids is None else list(sequence_ids)
+        request = asked.RedriveRequest(sequence_ids=ids, all=ids is None, rate_per_second=rate_per_second)
+        return (await self.call("redrive", request, out.RedriveAnswer)).redriven_count
+
+    async def purge(self, sequence_ids: Sequence[int]) -> int:
+        """Forget dead letters for good."""
+        request = asked.PurgeRequest(sequence_ids=list(sequence_ids))
+        return (await self.call("purge", request, out.PurgeAnswer)).purged_count
+
+    # -- looking -------------------------------------------------------------------------------
+
+    async def stats(self) -> out.ShardStats:
+        return (await self.call("stats", asked.StatsRequest(), out.StatsAnswer)).stats
+
+    async def peek(
+        self,
+        *,
+        state: str = "ready",
+        resource_type: str | None = None,
+        tenant: str | None = None,
+        after: int = 0,
+        max_items: int = 100,
+    ) -> out.PageAnswer:
+        request = asked.PeekRequest(
+            state=state, resource_type=resource_type, tenant=tenant, after=after, max_items=max_items
+        )
+        return await self.call("peek", request, out.PageAnswer)
+
+    async def why(self, sequence_id: int) -> out.WhyAnswer:
+        return await self.call("why", asked.WhyRequest(sequence_id=sequence_id), out.WhyAnswer)
+
+    def watch(
+        self, from_sequence: int | None = None, *, types: Sequence[str] | None = None, until_caught_up: bool = False
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Every durable event from there on, in order; goes on by itself after the connection broke."""
+        return watch_events(self.url, self.namespace, from_sequence, types, until_caught_up)
+
+    # -- how it is done ------------------------------------------------------------------------
+
+    async def call(
+        self,
+        verb: str,
+        request: Any,
+        answer: type[A],
+        *,
+        timeout_ms: int | None = None,
+        repeatable: bool = True,
+    ) -> A:
+        """Any verb: send the request, read the answer. `repeatable`: carrying it out twice is as good as once."""
+        body = _encode(request)
+
+        async def attempt(left_ms: float) -> A:
+            connection = await self._linking.connected(left_ms)
+            async with asyncio.timeout(left_ms / 1000):
+                return msgspec.json.decode(await connection.call(verb, body, left_ms), type=answer)
+
+        return await self._with_retries(attempt, timeout_ms or self.timeout_ms, repeatable=repeatable)
+
+    async def _with_retries(
+        self, attempt: Callable[[float], Awaitable[A]], timeout_ms: float, *, repeatable: bool
+    ) -> A:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_ms / 1000
+        tried = 0
+        while True:
+            left_ms = (end - loop.time()) * 1000
+            try:
+                outcome = await attempt(max(1.0, left_ms))
+            except TimeoutError:
+                raise DeadlineExceeded(f"no answer came within {timeout_ms:.0f} ms") from None
+            except (Unavailable, ResourceExhausted) as error:
+                if isinstance(error, ConnectionLost) and not repeatable:
+                    raise
+                pause = pause_ms(tried, error.retry_after_ms)
+                if (loop.time() + pause / 1000) > end or not self._budget.spend():
+                    raise
+                tried += 1
+                await asyncio.sleep(pause / 1000)
+            else:
+                self._budget.earn()
+                return outcome
+
+
+def _ack(verb: str, lease: out.Lease | OwnershipToken, peer_id: str | None, **fields: Any) -> StreamAck:
+    token = token_of(lease)
+    named = asked.IncomingToken(
+        sequence_id=token.sequence_id, attempt=token.attempt, lease_id=token.lease_id, fence=token.fence
+    )
+    return StreamAck(verb=verb, ownership_token=named, peer_id=peer_id, **fields)
+
+
+def _refusal_of(outcome: out.Outcome) -> OmniRelayError:
+    code = outcome.error_code or "internal"
+    status = "FAILED_PRECONDITION"
+    if code == "error.resourcelease.not_owner":
+        status = "PERMISSION_DENIED"
+    elif code.startswith("resourcelease."):
+        status = "INVALID_ARGUMENT"
+    elif code == "error.resourcelease.backpressure":
+        status = "RESOURCE_EXHAUSTED"
+    return error_of(out.ErrorBody(message=outcome.error_message or "refused", status=status, code=code))
+
+
+def _batches(items: Sequence[ItemSpec]) -> list[list[ItemSpec]]:
+    """Items in batches that fit one call."""
+    batches: list[list[ItemSpec]] = [[]]
+    size = 0
+    for item in items:
+        weight = len(item.body) * 4 // 3 + 1_024
+        if batches[-1] and (len(batches[-1]) >= BATCH_ITEMS or size + weight > BATCH_BYTES):
+            batches.append([])
+            size = 0
+        batches[-1].append(item)
+        size += weight
+    return [batch for batch in batches if batch]

@@ -1,0 +1,326 @@
+"""Connections to a node: the stream, which carries many calls at once, and plain HTTP where a stream cannot go.
+
+Both do the same two things: `call` a verb with an encoded request, and `acknowledge` a lease. Each call is made once;
+whoever owns the connection decides what to do when it breaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus
+from websockets.http11 import Request, Response
+from websockets.protocol import State
+from websockets.uri import parse_uri
+
+from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
+from omnirelay.core.payload import OwnershipToken
+from omnirelay.errors import OmniRelayError
+from omnirelay.transport.websocket import MESSAGE_MAX, WebSocketLink
+from omnirelay.wire.answers import ErrorBody, Lease, Outcome
+from omnirelay.wire.streams import StreamAck
+
+CONNECT_SECONDS = 10.0
+FLUSH_BYTES_MAX = 4 * 1024 * 1024
+
+_encode = msgspec.json.Encoder().encode
+
+
+class PushedMessage(msgspec.Struct, rename="camel", kw_only=True):
+    """One message of the node, as a client reads it: the answer stays encoded for whoever asked."""
+
+    id: int | None = None
+    leases: list[Lease] | None = None
+    clock: float | None = None
+    results: list[Outcome] | None = None
+    answer: msgspec.Raw = msgspec.Raw(b"")
+    cancel: list[OwnershipToken] | None = None
+    lost: list[OwnershipToken] | None = None
+    error: ErrorBody | None = None
+
+
+_decode_one = msgspec.json.Decoder(PushedMessage).decode
+_decode_many = msgspec.json.Decoder(list[PushedMessage]).decode
+
+
+class Pushed(Protocol):
+    """What a worker wants to hear of a stream. Called on the event loop of the connection."""
+
+    def leases(self, leases: list[Lease], not_before: float) -> None:
+        """Leases were pushed; none was granted before `not_before`, in the time of the event loop."""
+        ...
+
+    def cancel(self, tokens: list[OwnershipToken]) -> None: ...
+
+    def lost(self, tokens: list[OwnershipToken]) -> None: ...
+
+
+class Connection(Protocol):
+    @property
+    def alive(self) -> bool: ...
+
+    async def call(self, verb: str, request: bytes, ttl_ms: float) -> bytes: ...
+
+    async def acknowledge(self, ack: StreamAck) -> Outcome: ...
+
+    async def aclose(self) -> None: ...
+
+
+# -- the stream ----------------------------------------------------------------------------------
+
+
+class StreamConnection(WebSocketLink):
+    """One WebSocket to a node. What is said in one turn of the loop goes out together."""
+
+    def __init__(self, url: str, headers: dict[str, str], pushed: Pushed | None, on_gone: Callable[[], None]) -> None:
+        super().__init__(ClientProtocol(parse_uri(url), max_size=MESSAGE_MAX))
+        self._extra_headers = headers
+        self._pushed = pushed
+        self._tell_gone = on_gone
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._next_id = 0
+        self._waiting: list[bytes] = []
+        self._acks: list[tuple[StreamAck, asyncio.Future[Outcome]]] = []
+        self._flushing = False
+        self.heard_at = self._loop.time()
+        """When the node was last heard."""
+        self.end_reason: str | None = None
+        """What the node said before it ended the stream."""
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        namespace: str,
+        headers: dict[str, str],
+        *,
+        pushed: Pushed | None = None,
+        on_gone: Callable[[], None] = lambda: None,
+    ) -> StreamConnection:
+        """Connect. Raises NotConnected, or the error the node refused with."""
+        parts = urlsplit(url)
+        scheme = "wss" if parts.scheme == "https" else "ws"
+        target = f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}/v1/{namespace}/stream"
+        port = parts.port or (443 if scheme == "wss" else 80)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, link = await loop.create_connection(
+                    lambda: cls(target, headers, pushed, on_gone),
+                    parts.hostname or "127.0.0.1",
+                    port,
+                    ssl=True if scheme == "wss" else None,
+                )
+                await link.opened
+        except (OSError, TimeoutError) as error:
+            raise NotConnected(f"cannot reach {url}: {str(error) or 'no answer in time'}", retry_after_ms=100) from None
+        return link
+
+    @property
+    def alive(self) -> bool:
+        return not self._gone and self._engine.state is State.OPEN
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        engine = cast(ClientProtocol, self._engine)
+        request = engine.connect()
+        for name, value in self._extra_headers.items():
+            request.headers[name] = value
+        engine.send_request(request)
+        self._write()
+
+    def on_handshake(self, event: Request | Response) -> None:
+        problem = cast(ClientProtocol, self._engine).handshake_exc
+        if problem is None:
+            self.opened.set_result(None)
+            return
+        refusal: Exception = NotConnected(f"the node does not stream: {problem}", retry_after_ms=500)
+        if isinstance(problem, InvalidStatus):
+            refusal = _refused(problem.response.status_code, bytes(problem.response.body or b""))
+        self.opened.set_exception(refusal)
+
+    def on_message(self, data: bytes) -> None:
+        self.heard_at = self._loop.time()
+        messages = _decode_many(data) if data[:1] == b"[" else (_decode_one(data),)
+        for message in messages:
+            if message.id is not None:
+                answer = self._answers.pop(message.id, None)
+                if answer is not None and not answer.done():
+                    self._settle(answer, message)
+                continue
+            if message.error is not None:
+                self.end_reason = f"{message.error.message} ({message.error.code})"
+            if self._pushed is not None:
+                self._hand_on(self._pushed, message)
+
+    def _settle(self, answer: asyncio.Future[Any], message: PushedMessage) -> None:
+        if message.error is not None:
+            answer.set_exception(error_of(message.error))
+        elif message.results is not None:
+            answer.set_result(message.results)
+        else:
+            answer.set_result(bytes(message.answer))
+
+    def _hand_on(self, pushed: Pushed, message: PushedMessage) -> None:
+        if message.leases:
+            pushed.leases(message.leases, -math.inf if message.clock is None else message.clock)
+        if message.cancel:
+            pushed.cancel(message.cancel)
+        if message.lost:
+            pushed.lost(message.lost)
+
+    def on_gone(self) -> None:
+        lost = ConnectionLost("the connection to the node ended before the answer came", retry_after_ms=100)
+        if not self.opened.done():
+            self.opened.set_exception(NotConnected("the node ended the connection at once", retry_after_ms=500))
+        waiting = [*self._answers.values(), *(future for _, future in self._acks)]
+        self._answers.clear()
+        self._acks.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(lost)
+                future.exception()  # Whoever waits gets it; nobody has to.
+        self._tell_gone()
+
+    # -- saying something ----------------------------------------------------------------------
+
+    async def call(self, verb: str, request: bytes, ttl_ms: float) -> bytes:
+        answer: bytes = await self._ask(
+            b'"call":{"verb":"%s","request":%s,"ttlMs":%d}' % (verb.encode(), request, max(1, ttl_ms))
+        )
+        return answer
+
+    def _ask(self, message: bytes) -> asyncio.Future[Any]:
+        if not self.alive:
+            raise NotConnected("the connection to the node is gone", retry_after_ms=100)
+        self._next_id += 1
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._answers[self._next_id] = answer
+        self._waiting.append(b'{"id":%d,%s}' % (self._next_id, message))
+        self._flush_soon()
+        return answer
+
+    async def acknowledge(self, ack: StreamAck) -> Outcome:
+        """Acknowledgements of one turn of the loop travel as one message, each with an outcome of its own."""
+        if not self.alive:
+            raise NotConnected("the connection to the node is gone", retry_after_ms=100)
+        outcome: asyncio.Future[Outcome] = self._loop.create_future()
+        self._acks.append((ack, outcome))
+        self._flush_soon()
+        return await outcome
+
+    def say(self, **message: Any) -> None:
+        """Send what has no answer: `open`, `credit`, `begin`. `clock` is this loop's time; the node gives it back."""
+        if self.alive:
+            self._waiting.append(_encode({**message, "clock": self._loop.time()}))
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if not self.alive:
+            self._flushing = False
+            return
+        if self._acks:
+            self._send_acks()
+        waiting, self._waiting = self._waiting, []
+        start = size = 0
+        for index, message in enumerate(waiting):
+            if size + len(message) > FLUSH_BYTES_MAX and index > start:
+                self._send_joined(waiting[start:index])
+                start, size = index, 0
+            size += len(message)
+        self._send_joined(waiting[start:])
+        self._flushing = False
+
+    def _send_joined(self, messages: list[bytes]) -> None:
+        if len(messages) == 1:
+            self.send(messages[0])
+        elif messages:
+            self.send(b"[" + b",".join(messages) + b"]")
+
+    def _send_acks(self) -> None:
+        acks, self._acks = self._acks, []
+        for start in range(0, len(acks), 1_000):
+            part = acks[start : start + 1_000]
+            answer = self._ask(b'"acks":' + _encode([ack for ack, _ in part]))
+            answer.add_done_callback(partial(_share_out, [future for _, future in part]))
+
+    async def aclose(self) -> None:
+        """Say goodbye; whoever still waits for an answer gets ConnectionLost."""
+        self.close()
+        for _ in range(100):
+            if self._gone:
+                return
+            await asyncio.sleep(0.01)
+
+
+def _share_out(outcomes: list[asyncio.Future[Outcome]], done: asyncio.Future[list[Outcome]]) -> None:
+    error = asyncio.CancelledError() if done.cancelled() else done.exception()
+    for index, outcome in enumerate(outcomes):
+        if outcome.done():
+            continue
+        if error is None:
+            outcome.set_result(done.result()[index])
+        else:
+            outcome.set_exception(error)
+            outcome.exception()
+
+
+def _refused(status: int, body: bytes) -> OmniRelayError:
+    try:
+        return error_of(msgspec.json.decode(body, type=ErrorBody))
+    except msgspec.DecodeError:
+        return NotConnected(f"the node answered with HTTP {status}", retry_after_ms=1_000, status=status)
+
+
+# -- plain HTTP ----------------------------------------------------------------------------------
+
+
+class HttpConnection:
+    """Calls one by one over HTTP: slower, but it gets through every proxy."""
+
+    def __init__(self, url: str, namespace: str, headers: dict[str, str]) -> None:
+        self._client = httpx.AsyncClient(base_url=f"{url.rstrip('/')}/v1/{namespace}/", headers=headers)
+        self.heard_at = time.monotonic()
+
+    @property
+    def alive(self) -> bool:
+        return not self._client.is_closed
+
+    async def call(self, verb: str, request: bytes, ttl_ms: float) -> bytes:
+        try:
+            response = await self._client.post(
+                verb,
+                content=request,
+                headers={"content-type": "application/json", "rpc-ttl-ms": str(int(ttl_ms))},
+                timeout=httpx.Timeout(ttl_ms / 1000 + 5, connect=CONNECT_SECONDS),
+            )
+        except httpx.ConnectError as error:
+            raise NotConnected(f"cannot reach {self._client.base_url}: {error}", retry_after_ms=100) from None
+        except httpx.HTTPError as error:
+            raise ConnectionLost(f"the call to {self._client.base_url} broke off: {error!r}") from None
+        if response.status_code != 200:
+            raise _refused(response.status_code, response.content)
+        return response.content
+
+    async def acknowledge(self, ack: StreamAck) -> Outcome:
+        request = msgspec.to_builtins(ack)
+        verb = request.pop("verb")
+        return msgspec.json.decode(await self.call(verb, _encode(request), 30_000), type=Outcome)
+
+    async def aclose(self) -> None:
+        await self._client.aclose()

@@ -1,0 +1,83 @@
+"""`SyncClient`: the same client for code without an event loop. Every method is that of `Client`, waited for.
+
+with SyncClient("http://127.0.0.1:7070") as client:
+    client.enqueue("table", "sales.orders")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from omnirelay.client.client import Client
+from omnirelay.client.threads import LoopThread
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SyncClient:
+    """Any number of threads may use one object. The connection lives in a thread of its own."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Takes what `Client` takes."""
+        self._thread = LoopThread("omnirelay-client")
+        self._thread.start()
+        self._client: Client = self._thread.run(_make(arguments, options))
+        client = self._client
+        self.enqueue = self._waited(client.enqueue)
+        self.enqueue_many = self._waited(client.enqueue_many)
+        self.lease = self._waited(client.lease)
+        self.heartbeat = self._waited(client.heartbeat)
+        self.complete = self._waited(client.complete)
+        self.fail = self._waited(client.fail)
+        self.release = self._waited(client.release)
+        self.get = self._waited(client.get)
+        self.cancel = self._waited(client.cancel)
+        self.drain = self._waited(client.drain)
+        self.restore = self._waited(client.restore)
+        self.pause = self._waited(client.pause)
+        self.resume = self._waited(client.resume)
+        self.dead_letters = self._waited(client.dead_letters)
+        self.redrive = self._waited(client.redrive)
+        self.purge = self._waited(client.purge)
+        self.stats = self._waited(client.stats)
+        self.peek = self._waited(client.peek)
+        self.why = self._waited(client.why)
+
+    def _waited(self, method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
+        def call(*arguments: P.args, **options: P.kwargs) -> R:
+            return self._thread.run(method(*arguments, **options))
+
+        call.__doc__ = method.__doc__
+        return call
+
+    def watch(
+        self, from_sequence: int | None = None, *, types: Sequence[str] | None = None, until_caught_up: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        events = self._client.watch(from_sequence, types=types, until_caught_up=until_caught_up)
+        while (event := self._thread.run(_next(events))) is not None:
+            yield event
+
+    def close(self) -> None:
+        """End the connection and its thread. Safe to call twice."""
+        if self._thread.loop.is_running():
+            self._thread.run(self._client.close())
+            self._thread.stop()
+
+    def __enter__(self) -> SyncClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def _make(arguments: tuple[Any, ...], options: dict[str, Any]) -> Client:
+    return Client(*arguments, **options)
+
+
+async def _next(events: Any) -> Any:
+    return await anext(events, None)

@@ -1,0 +1,53 @@
+"""Following the log of a node over server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import httpx
+import msgspec
+
+from omnirelay.client.failures import error_of
+from omnirelay.client.retrying import pause_ms
+from omnirelay.wire.answers import ErrorBody
+
+
+async def watch_events(
+    url: str, namespace: str, from_sequence: int | None, types: Sequence[str] | None, until_caught_up: bool
+) -> AsyncIterator[dict[str, Any]]:
+    """Events in order. After a broken connection it goes on behind the last one that came."""
+    query: dict[str, str] = {}
+    if from_sequence is not None:
+        query["from"] = str(from_sequence)
+    if types is not None:
+        query["types"] = ",".join(types)
+    if until_caught_up:
+        query["untilCaughtUp"] = "true"
+    last: str | None = None
+    failures = 0
+    async with httpx.AsyncClient(timeout=httpx.Timeout(10, read=60)) as client:
+        while True:
+            headers = {"accept": "text/event-stream"} | ({} if last is None else {"last-event-id": last})
+            try:
+                target = f"{url.rstrip('/')}/v1/{namespace}/watch"
+                async with client.stream("GET", target, params=query, headers=headers) as response:
+                    if response.status_code != 200:
+                        raise error_of(msgspec.json.decode(await response.aread(), type=ErrorBody))
+                    failures = 0
+                    kind = ""
+                    async for line in response.aiter_lines():
+                        if line.startswith("id: "):
+                            last = line[4:]
+                        elif line.startswith("event: "):
+                            kind = line[7:]
+                        elif line.startswith("data: "):
+                            if kind == "error":
+                                raise error_of(msgspec.json.decode(line[6:], type=ErrorBody))
+                            yield msgspec.json.decode(line[6:])
+                if until_caught_up:
+                    return
+            except httpx.HTTPError:
+                failures += 1
+            await asyncio.sleep(pause_ms(min(failures, 6), None) / 1000)

@@ -1,0 +1,1 @@
+"""What runs leased work: `Worker`, the handlers it calls, and the job each of them gets."""

@@ -1,0 +1,388 @@
+"""Keeping leases: the half of a worker that talks to the node, in a thread and an event loop of its own.
+
+A handler that blocks its event loop, or computes for minutes, holds up nothing here: leases are renewed, cancellations
+are heard, and what is over is acknowledged. The handlers' half hears of leases through `Receiver`, and calls `begin`,
+`report` and `finish` from its own thread.
+
+When a lease is certain to live is counted from before the node was asked, never from when the answer came:
+
+    until = time the request was sent + remainingMs of its answer
+
+A lease that could not be renewed by then, less a margin, is treated as lost although the node may still know it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
+
+from omnirelay.client.client import Client
+from omnirelay.client.connections import StreamConnection
+from omnirelay.client.failures import NotConnected
+from omnirelay.client.linking import NO_STREAM
+from omnirelay.client.retrying import pause_ms
+from omnirelay.core.commands import Progress
+from omnirelay.core.payload import OwnershipToken
+from omnirelay.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    OmniRelayError,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+)
+from omnirelay.wire.answers import Lease, Outcome
+from omnirelay.wire.requests import IncomingProgress, IncomingToken
+from omnirelay.wire.streams import StreamAck
+
+_log = logging.getLogger("omnirelay.worker")
+
+TICK_SECONDS_MAX = 0.25
+CLOCK_EVERY_SECONDS = 1.0
+"""How often an idle stream tells the node its clock. It is the most that a fresh lease seems shorter than it is."""
+ACK_RETRY_SECONDS = 600.0
+"""How long an acknowledgement is tried again when the node is away; that long it remembers the first answer."""
+POLL_WAIT_MS = 20_000
+
+
+class Kept:
+    """One lease of this worker."""
+
+    __slots__ = ("begun", "heartbeat_at", "heartbeating", "lease", "progress", "until")
+
+    def __init__(self, lease: Lease, until: float, now: float) -> None:
+        self.lease = lease
+        self.until = until
+        """In monotonic seconds: until then the lease lives for certain."""
+        self.heartbeat_at = now + min(lease.heartbeat_after_ms, lease.remaining_ms / 3) / 1000
+        self.heartbeating = False
+        self.begun = False
+        self.progress: Progress | None = None
+        """To be told with the next heartbeat."""
+
+    def remaining_ms(self) -> float:
+        return max(0.0, (self.until - time.monotonic()) * 1000)
+
+
+class Receiver(Protocol):
+    """The handlers' half. Called in the keeper's thread."""
+
+    def arrived(self, kept: Kept) -> None: ...
+
+    def stop_job(self, lease_id: str, reason: str) -> None:
+        """`lost`, `cancelled`, or `withdrawn`: given back before it was begun."""
+        ...
+
+
+class Keeper:
+    """Everything here runs in the keeper's event loop, but `threadsafe` methods, which may be called from anywhere."""
+
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        peer_id: str,
+        patterns: Sequence[str],
+        receiver: Receiver,
+        *,
+        capacity: int,
+        lease_duration_ms: int | None,
+        guard_ms: int,
+        tenants: Sequence[str] | None = None,
+    ) -> None:
+        self._url = url
+        self._namespace = namespace
+        self._peer_id = peer_id
+        self._patterns = list(patterns)
+        self._tenants = None if tenants is None else list(tenants)
+        self._receiver = receiver
+        self._capacity = capacity
+        self._lease_duration_ms = lease_duration_ms
+        self._guard = guard_ms / 1000
+        self._loop = asyncio.get_running_loop()
+        self._kept: dict[str, Kept] = {}
+        self._stream: StreamConnection | None = None
+        self._gone = asyncio.Event()
+        self._credit = 0
+        """Leases that the node may still push."""
+        self._taking = True
+        self._changed = asyncio.Event()
+        """A lease has ended, so there may be room for another."""
+        self._client = Client(url, namespace=namespace, caller=peer_id, mode="auto")
+        self._finishing: set[asyncio.Task[None]] = set()
+        self.heard_at = time.monotonic()
+        """When the node last answered anything."""
+        self.last_error: str | None = None
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Connect, take leases, keep them, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_connected())
+                group.create_task(self._keep_leases())
+        finally:
+            if self._stream is not None:
+                await self._stream.aclose()
+            await self._client.close()
+
+    async def stop_taking(self) -> None:
+        """Take nothing new, and give back what was not begun."""
+        self._taking = False
+        unbegun = [kept for kept in self._kept.values() if not kept.begun]
+        for kept in unbegun:
+            self._forget(kept)
+            self._receiver.stop_job(kept.lease.ownership_token.lease_id, "withdrawn")
+        acks = [self._ack("release", kept.lease.ownership_token) for kept in unbegun]
+        await asyncio.gather(*(self._client.acknowledge(ack) for ack in acks), return_exceptions=True)
+
+    async def settled(self) -> None:
+        """Wait until every acknowledgement that is under way has been answered."""
+        while self._finishing:
+            await asyncio.wait(self._finishing)
+
+    # -- the connection ------------------------------------------------------------------------
+
+    async def _keep_connected(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if not await self._stream_leases():
+                    await self._poll_leases()
+                failures = 0
+            except OmniRelayError as error:
+                self.last_error = error.message
+                if failures == 0:
+                    _log.warning("worker_disconnected", extra={"reason": error.message, "url": self._url})
+                failures += 1
+            await asyncio.sleep(pause_ms(min(failures, 6), None) / 1000)
+
+    async def _stream_leases(self) -> bool:
+        """Have leases pushed until the connection ends; false when no stream gets through to the node."""
+        self._gone = asyncio.Event()
+        try:
+            stream = await StreamConnection.open(
+                self._url, self._namespace, {"rpc-caller": self._peer_id}, pushed=self, on_gone=self._gone.set
+            )
+        except OmniRelayError as error:
+            if error.details.get("status") in NO_STREAM:
+                return False
+            raise
+        self._stream = stream
+        self.heard_at = time.monotonic()
+        self.last_error = None
+        _log.info("worker_connected", extra={"url": self._url, "peer": self._peer_id})
+        self._credit = self._room()
+        stream.say(
+            open={
+                "peerId": self._peer_id,
+                "credit": self._credit,
+                "filters": {"resourceTypes": self._patterns, "tenants": self._tenants},
+                "leaseDurationMs": self._lease_duration_ms,
+            }
+        )
+        begun = [kept.lease.ownership_token for kept in self._kept.values() if kept.begun]
+        if begun:
+            stream.say(begin=begun)
+        await self._gone.wait()
+        self._stream = None
+        # The node has taken back what it pushed here and was not begun; those tokens are worth nothing now.
+        for kept in [kept for kept in self._kept.values() if not kept.begun]:
+            self._forget(kept)
+            self._receiver.stop_job(kept.lease.ownership_token.lease_id, "withdrawn")
+        raise NotConnected(stream.end_reason or "the connection to the node ended", retry_after_ms=100)
+
+    async def _poll_leases(self) -> None:
+        """Ask for leases one call at a time: for networks that let no stream through."""
+        while True:
+            room = self._room() if self._taking else 0
+            if room == 0:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            asked_at = time.monotonic()
+            leases = await self._client.lease(
+                peer_id=self._peer_id,
+                max_items=min(room, 1_000),
+                wait_ms=POLL_WAIT_MS,
+                lease_duration_ms=self._lease_duration_ms,
+                resource_types=self._patterns,
+                tenants=self._tenants,
+            )
+            self.leases(leases, asked_at)
+
+    def _room(self) -> int:
+        return max(0, self._capacity - len(self._kept))
+
+    # -- what the node pushes ------------------------------------------------------------------
+
+    def leases(self, leases: list[Lease], not_before: float) -> None:
+        now = time.monotonic()
+        self.heard_at = now
+        self._credit -= len(leases)
+        for lease in leases:
+            kept = Kept(lease, min(now, not_before) + lease.remaining_ms / 1000, now)
+            self._kept[lease.ownership_token.lease_id] = kept
+            self._receiver.arrived(kept)
+
+    def cancel(self, tokens: list[OwnershipToken]) -> None:
+        for token in tokens:
+            self._receiver.stop_job(token.lease_id, "cancelled")
+
+    def lost(self, tokens: list[OwnershipToken]) -> None:
+        for token in tokens:
+            self._lose(token.lease_id)
+
+    def _lose(self, lease_id: str) -> None:
+        kept = self._kept.get(lease_id)
+        if kept is not None:
+            self._forget(kept)
+            self._receiver.stop_job(lease_id, "lost")
+
+    def _forget(self, kept: Kept) -> None:
+        """The lease is over here, so there is room for another."""
+        if self._kept.pop(kept.lease.ownership_token.lease_id, None) is None:
+            return
+        self._changed.set()
+        if self._stream is not None and self._taking:
+            more = self._room() - self._credit
+            if more > 0:
+                self._credit += more
+                self._stream.say(credit=more)
+
+    # -- what handlers do (threadsafe) ---------------------------------------------------------
+
+    def begin(self, kept: Kept) -> None:
+        """The handler starts now; from here on a lost connection alone does not give the item back."""
+        self._loop.call_soon_threadsafe(self._begin, kept)
+
+    def _begin(self, kept: Kept) -> None:
+        kept.begun = True
+        if self._stream is not None and kept.lease.ownership_token.lease_id in self._kept:
+            self._stream.say(begin=[kept.lease.ownership_token])
+
+    def report(self, kept: Kept, progress: Progress) -> None:
+        self._loop.call_soon_threadsafe(self._report, kept, progress)
+
+    def _report(self, kept: Kept, progress: Progress) -> None:
+        kept.progress = progress
+        if not kept.heartbeating and kept.lease.ownership_token.lease_id in self._kept:
+            self._start(self._heartbeat(kept))
+
+    def finish(self, kept: Kept, ack: StreamAck) -> None:
+        """The handler is done; acknowledge it."""
+        self._loop.call_soon_threadsafe(self._finish, kept, ack)
+
+    def _finish(self, kept: Kept, ack: StreamAck) -> None:
+        if kept.lease.ownership_token.lease_id in self._kept:
+            self._start(self._acknowledge(kept, ack))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+
+    # -- renewing and acknowledging ------------------------------------------------------------
+
+    async def _acknowledge(self, kept: Kept, ack: StreamAck) -> None:
+        token = kept.lease.ownership_token
+        end = self._loop.time() + ACK_RETRY_SECONDS
+        tried = 0
+        while True:
+            try:
+                await self._send(ack, 30_000)
+                self.heard_at = time.monotonic()
+                break
+            except (FailedPrecondition, PermissionDenied) as error:
+                # Somebody else has the item, or had it: what was done here does not count.
+                _log.warning(
+                    "acknowledgement_refused",
+                    extra={"sequence_id": token.sequence_id, "verb": ack.verb, "code": error.code},
+                )
+                break
+            except (Unavailable, DeadlineExceeded, ResourceExhausted) as error:
+                if self._loop.time() > end:
+                    _log.error("acknowledgement_given_up", extra={"sequence_id": token.sequence_id, "verb": ack.verb})
+                    break
+                tried += 1
+                await asyncio.sleep(pause_ms(min(tried, 6), error.retry_after_ms) / 1000)
+            except OmniRelayError as error:
+                # The node will never take this (a result too large, a bad follow-up): the attempt has failed.
+                _log.error("acknowledgement_invalid", extra={"sequence_id": token.sequence_id, "code": error.code})
+                if ack.verb == "fail":
+                    break
+                ack = self._ack("fail", token, reason=error.message, error_code=error.code)
+        self._forget(kept)
+
+    async def _send(self, ack: StreamAck, timeout_ms: int) -> Outcome:
+        """By the stream that leases come from, if there is one: what was said on it before is in order before this."""
+        stream = self._stream
+        if stream is None or not stream.alive:
+            return await self._client.acknowledge(ack, timeout_ms=timeout_ms)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                outcome = await stream.acknowledge(ack)
+        except TimeoutError:
+            raise DeadlineExceeded(f"no answer came within {timeout_ms} ms") from None
+        return self._client.checked(outcome)
+
+    async def _keep_leases(self) -> None:
+        clock_at = 0.0
+        while True:
+            now = time.monotonic()
+            tick = TICK_SECONDS_MAX
+            for kept in list(self._kept.values()):
+                if now >= kept.until - self._guard:
+                    _log.warning("lease_outlived", extra={"sequence_id": kept.lease.sequence_id})
+                    self._lose(kept.lease.ownership_token.lease_id)
+                elif now >= kept.heartbeat_at and not kept.heartbeating:
+                    self._start(self._heartbeat(kept))
+                tick = min(tick, max(0.01, (kept.until - self._guard - now) / 10))
+            if self._stream is not None and now - clock_at >= CLOCK_EVERY_SECONDS:
+                clock_at = now
+                self._stream.say()
+                self.heard_at = max(self.heard_at, self._stream.heard_at)
+            await asyncio.sleep(tick)
+
+    async def _heartbeat(self, kept: Kept) -> None:
+        """Renew once. What does not get through is tried again at the next tick, as long as the lease may live."""
+        token = kept.lease.ownership_token
+        kept.heartbeating = True
+        progress, kept.progress = kept.progress, None
+        said = None
+        if progress is not None:
+            said = IncomingProgress(fraction=progress.fraction, message=progress.message, data=progress.data)
+        sent_at = time.monotonic()
+        try:
+            timeout_ms = max(100, int(min(kept.remaining_ms() / 2, 10_000)))
+            outcome = await self._send(self._ack("heartbeat", token, progress=said), timeout_ms)
+        except (FailedPrecondition, PermissionDenied):
+            self._lose(token.lease_id)
+        except OmniRelayError as error:
+            kept.progress = kept.progress or progress
+            kept.heartbeat_at = time.monotonic() + min(1.0, kept.remaining_ms() / 10_000)
+            self.last_error = error.message
+        else:
+            self.heard_at = time.monotonic()
+            remaining = (outcome.remaining_ms or 0) / 1000
+            kept.until = max(kept.until, sent_at + remaining)
+            again = min((outcome.heartbeat_after_ms or 0) / 1000, remaining / 2)
+            kept.heartbeat_at = time.monotonic() + max(0.02, again)
+            if outcome.cancel_requested:
+                self._receiver.stop_job(token.lease_id, "cancelled")
+        finally:
+            kept.heartbeating = False
+
+    def _ack(self, verb: str, token: OwnershipToken, **fields: object) -> StreamAck:
+        return acknowledgement(verb, token, self._peer_id, **fields)
+
+
+def acknowledgement(verb: str, token: OwnershipToken, peer_id: str, **fields: object) -> StreamAck:
+    named = IncomingToken(
+        sequence_id=token.sequence_id, attempt=token.attempt, lease_id=token.lease_id, fence=token.fence
+    )
+    return StreamAck(verb=verb, ownership_token=named, peer_id=peer_id, **fields)  # type: ignore[arg-type]

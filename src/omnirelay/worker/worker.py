@@ -1,0 +1,335 @@
+"""`Worker`: leases work, runs handlers, keeps the leases alive, acknowledges.
+
+    worker = Worker(handlers, url="http://127.0.0.1:7070", concurrency=8)
+    await worker.run()          # until worker.stop() or, with run_worker, a signal
+
+Async handlers run in the caller's event loop, others in threads; the leases are kept in a thread of their own, so a
+handler that blocks loses nothing. A handler is told to stop as soon as its lease is lost or its item is cancelled: an
+async one is cancelled, one in a thread finds `job.stopped`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from omnirelay.client.client import DEFAULT_URL
+from omnirelay.client.threads import LoopThread
+from omnirelay.errors import InvalidArgument
+from omnirelay.wire.streams import StreamAck
+from omnirelay.worker.handlers import FailMode, GiveUp, Handlers, Registered, Release, Retry
+from omnirelay.worker.job import Job, JobStopped
+from omnirelay.worker.keeping import Keeper, Kept, acknowledgement
+
+_log = logging.getLogger("omnirelay.worker")
+
+REASON_MAX = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether the worker gets anywhere. `ok` is false when the node has not answered anything for a while."""
+
+    ok: bool
+    reason: str
+    silent_ms: int
+    running: int
+    waiting: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a worker has done since it started."""
+
+    completed: int = 0
+    failed: int = 0
+    released: int = 0
+    lost: int = 0
+    cancelled: int = 0
+
+
+class Worker:
+    """Start once with `run`, stop with `stop`, which is safe to call twice and from any task of the loop."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        *,
+        url: str = DEFAULT_URL,
+        namespace: str = "resourcelease",
+        peer_id: str | None = None,
+        concurrency: int = 10,
+        prefetch: int | None = None,
+        lease_duration_ms: int | None = None,
+        tenants: Sequence[str] | None = None,
+        guard_ms: int = 200,
+        stop_budget_ms: int = 10_000,
+        silent_ms_max: int = 60_000,
+    ) -> None:
+        """`prefetch`: leases held beyond those being worked on, so that nobody waits for the network; by default half
+        of `concurrency`. `guard_ms`: a lease is given up for lost this long before it could run out. `silent_ms_max`:
+        `health` is red when the node has answered nothing for so long. `stop_budget_ms`: what handlers get to finish
+        when the worker stops; then they are cancelled and their items released.
+        """
+        if concurrency < 1:
+            raise InvalidArgument("concurrency must be at least 1", field="concurrency")
+        if not handlers.patterns:
+            raise InvalidArgument("the registry has no handlers", field="handlers")
+        self._handlers = handlers
+        self._url = url
+        self._namespace = namespace
+        self.peer_id = peer_id or f"{socket.gethostname()}-{os.getpid()}"
+        self._concurrency = concurrency
+        self._prefetch = max(1, concurrency // 2) if prefetch is None else prefetch
+        self._lease_duration_ms = lease_duration_ms
+        self._tenants = tenants
+        self._guard_ms = guard_ms
+        self._stop_budget_ms = stop_budget_ms
+        self._silent_ms_max = silent_ms_max
+        self._thread = LoopThread("omnirelay-leases")
+        self._keeper: Keeper | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="omnirelay-handler")
+        self._waiting: deque[Kept] = deque()
+        self._jobs: dict[str, tuple[Job, asyncio.Task[None]]] = {}
+        self._stopping = asyncio.Event()
+        self.counts = Counts()
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Work until `stop` is called. Cancelling it stops the worker within its budget too."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        try:
+            self._keeper = await asyncio.wrap_future(self._thread.submit(self._make_keeper()))
+            keeping = self._thread.submit(self._keeper.run())
+            try:
+                await self._stopping.wait()
+            finally:
+                await self._finish()
+                keeping.cancel()
+                await asyncio.wait((asyncio.ensure_future(_quietly(asyncio.wrap_future(keeping))),))
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
+
+    async def _make_keeper(self) -> Keeper:
+        return Keeper(
+            self._url,
+            self._namespace,
+            self.peer_id,
+            self._handlers.patterns,
+            self,
+            capacity=self._concurrency + self._prefetch,
+            lease_duration_ms=self._lease_duration_ms,
+            guard_ms=self._guard_ms,
+            tenants=self._tenants,
+        )
+
+    def stop(self) -> None:
+        """Take nothing new, finish what runs within the budget, release the rest."""
+        self._stopping.set()
+
+    async def _finish(self) -> None:
+        keeper = self._keeper
+        assert keeper is not None
+        self._waiting.clear()
+        giving_back = self._thread.submit(keeper.stop_taking())
+        running = [task for _, task in self._jobs.values()]
+        if running:
+            await asyncio.wait(running, timeout=self._stop_budget_ms / 1000)
+        for job, task in list(self._jobs.values()):
+            job.stop("stopping")
+            task.cancel()
+        left = [task for _, task in self._jobs.values()]
+        if left:
+            # Threads cannot be cancelled; the lease of one that does not look at `job.stopped` runs out.
+            await asyncio.wait(left, timeout=1.0)
+        await asyncio.wait((asyncio.ensure_future(_quietly(asyncio.wrap_future(giving_back))),), timeout=5.0)
+        settled = self._thread.submit(keeper.settled())
+        await asyncio.wait((asyncio.ensure_future(_quietly(asyncio.wrap_future(settled))),), timeout=5.0)
+
+    def health(self) -> Health:
+        """For a liveness probe: red when nothing has come from the node for a while."""
+        keeper = self._keeper
+        if keeper is None:
+            return Health(False, "the worker has not started", 0, 0, 0)
+        silent_ms = int((time.monotonic() - keeper.heard_at) * 1000)
+        ok = silent_ms <= self._silent_ms_max
+        reason = "" if ok else f"the node has not answered for {silent_ms} ms: {keeper.last_error or 'silence'}"
+        return Health(ok, reason, silent_ms, len(self._jobs), len(self._waiting))
+
+    # -- what the keeper says, in its thread ---------------------------------------------------
+
+    def arrived(self, kept: Kept) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._arrived, kept)
+
+    def stop_job(self, lease_id: str, reason: str) -> None:
+        assert self._loop is not None
+        held = self._jobs.get(lease_id)
+        if held is not None:
+            held[0].stop(reason)  # At once: a handler in a thread may see it before the event loop does.
+        self._loop.call_soon_threadsafe(self._stop_job, lease_id, reason)
+
+    # -- in the event loop of the handlers -----------------------------------------------------
+
+    def _arrived(self, kept: Kept) -> None:
+        if not self._stopping.is_set():
+            self._waiting.append(kept)
+            self._start_jobs()
+
+    def _stop_job(self, lease_id: str, reason: str) -> None:
+        held = self._jobs.get(lease_id)
+        if held is None:
+            self._waiting = deque(kept for kept in self._waiting if kept.lease.ownership_token.lease_id != lease_id)
+            return
+        job, task = held
+        job.stop(reason)
+        task.cancel()
+
+    def _start_jobs(self) -> None:
+        keeper = self._keeper
+        assert keeper is not None
+        assert self._loop is not None
+        while self._waiting and len(self._jobs) < self._concurrency:
+            kept = self._waiting.popleft()
+            if kept.remaining_ms() <= self._guard_ms:
+                continue  # It waited too long; the keeper has given it up or is about to.
+            job = Job(kept.lease, lambda progress, kept=kept: keeper.report(kept, progress), kept.remaining_ms)  # type: ignore[misc]
+            keeper.begin(kept)
+            task = self._loop.create_task(self._work(keeper, kept, job))
+            lease_id = kept.lease.ownership_token.lease_id
+            self._jobs[lease_id] = (job, task)
+            task.add_done_callback(lambda _, lease_id=lease_id: self._ended(lease_id))  # type: ignore[misc]
+
+    def _ended(self, lease_id: str) -> None:
+        self._jobs.pop(lease_id, None)
+        if not self._stopping.is_set():
+            self._start_jobs()
+
+    async def _work(self, keeper: Keeper, kept: Kept, job: Job) -> None:
+        ack = await self._outcome(job)
+        if ack is not None:
+            keeper.finish(kept, ack)
+
+    async def _outcome(self, job: Job) -> StreamAck | None:
+        """Run the handler; what to tell the node, or None when the lease is lost and there is nothing to tell."""
+        handler = self._handlers.find(job.resource_type)
+        if handler is None:
+            return self._ack(job, "release", delay_ms=1_000)
+        try:
+            result = await self._call(handler, job)
+            ack = self._completion(job, result)
+        except (asyncio.CancelledError, JobStopped):
+            return self._stopped(job)
+        except Retry as error:
+            self.counts.failed += 1
+            return self._fail(job, error, "retry", error.error_code, error.delay_ms)
+        except Release as error:
+            self.counts.released += 1
+            return self._ack(job, "release", delay_ms=error.delay_ms)
+        except GiveUp as error:
+            self.counts.failed += 1
+            return self._fail(job, error, "dead", error.error_code, None)
+        except Exception as error:
+            if job.stop_reason == "lost":
+                return self._stopped(job)
+            mode = _mode_of(handler, error)
+            _log.warning(
+                "handler_failed",
+                extra={"sequence_id": job.sequence_id, "resource_type": job.resource_type, "mode": mode},
+                exc_info=error,
+            )
+            self.counts.failed += 1
+            return self._fail(job, error, mode, type(error).__name__, None)
+        if job.stop_reason == "lost":
+            return self._stopped(job)
+        self.counts.completed += 1
+        return ack
+
+    async def _call(self, handler: Registered, job: Job) -> Any:
+        if handler.is_async:
+            return await handler.call(job)
+        assert self._loop is not None
+        running = self._loop.run_in_executor(self._threads, handler.call, job)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if job.stop_reason == "lost":
+                raise
+            # The thread goes on until it looks at `job.stopped`; only then is it known how the work ended.
+            return await running
+
+    def _completion(self, job: Job, result: Any) -> StreamAck:
+        data, encoding = _encoded(result)
+        follow_ups = [each.wire() for each in job.follow_ups] or None
+        return self._ack(job, "complete", result=data, result_encoding=encoding, follow_ups=follow_ups)
+
+    def _stopped(self, job: Job) -> StreamAck | None:
+        """The handler was stopped. Giving the item back ends a cancelled one, and frees one that has to wait."""
+        if job.stop_reason == "lost":
+            self.counts.lost += 1
+            return None
+        if job.stop_reason == "cancelled":
+            self.counts.cancelled += 1
+        else:
+            self.counts.released += 1
+        return self._ack(job, "release")
+
+    def _fail(
+        self, job: Job, error: BaseException, mode: FailMode, error_code: str | None, delay_ms: int | None
+    ) -> StreamAck:
+        reason = (f"{type(error).__name__}: {error}" if not isinstance(error, Retry | GiveUp) else str(error)) or None
+        return self._ack(
+            job,
+            "fail",
+            reason=None if reason is None else _clean(reason[:REASON_MAX]),
+            error_code=error_code,
+            mode=mode,
+            delay_ms=delay_ms,
+        )
+
+    def _ack(self, job: Job, verb: str, **fields: Any) -> StreamAck:
+        return acknowledgement(verb, job.token, self.peer_id, **fields)
+
+
+def _mode_of(handler: Registered, error: Exception) -> FailMode:
+    for kind, mode in handler.on_error.items():
+        if isinstance(error, kind):
+            return mode
+    return "retry"
+
+
+def _encoded(result: Any) -> tuple[bytes | None, str | None]:
+    """A result as the node keeps it: bytes as they are, text as text, anything else as JSON."""
+    if result is None:
+        return None, None
+    if isinstance(result, bytes):
+        return result, "application/octet-stream"
+    if isinstance(result, str):
+        return result.encode(), "text/plain"
+    return msgspec.json.encode(result), "application/json"
+
+
+def _clean(text: str) -> str:
+    """Without the control characters that a node does not take."""
+    return "".join(c if c >= " " or c in "\t\n\r" else " " for c in text).replace("\x7f", " ")
+
+
+async def _quietly(work: Any) -> None:
+    try:
+        await work
+    except (asyncio.CancelledError, Exception):
+        return
