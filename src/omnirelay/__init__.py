@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from omnirelay._version import __version__
 
 if TYPE_CHECKING:
+    from omnirelay.client.client import Client, ItemSpec
+    from omnirelay.client.sync import SyncClient
     from omnirelay.core.answers import BackpressureSignal, Gate, GrantedLease, ItemView, Stats, WhyAnswer
     from omnirelay.core.commands import CompleteItem, ExtendLease, FailItem, Progress, ReleaseItem
     from omnirelay.core.options import Limit, QueueOptions
@@ -23,17 +25,30 @@ if TYPE_CHECKING:
     from omnirelay.errors import OmniRelayError
     from omnirelay.log.memory import MemoryLog
     from omnirelay.log.sqlite import SqliteLog
+    from omnirelay.rpc.dispatcher import Dispatcher
+    from omnirelay.service.component import ResourceLeaseComponent, ResourceLeaseOptions
+    from omnirelay.transport.http import HttpInbound
+    from omnirelay.worker.handlers import GiveUp, Handlers, Release, Retry
+    from omnirelay.worker.job import Job
+    from omnirelay.worker.worker import Worker
 
 __all__ = [
     "BackpressureSignal",
     "Caller",
+    "Client",
     "CompleteItem",
+    "Dispatcher",
     "EngineSettings",
     "ExtendLease",
     "FailItem",
     "Gate",
+    "GiveUp",
     "GrantedLease",
+    "Handlers",
+    "HttpInbound",
+    "ItemSpec",
     "ItemView",
+    "Job",
     "Limit",
     "MemoryLog",
     "NewItem",
@@ -43,24 +58,37 @@ __all__ = [
     "Payload",
     "Progress",
     "QueueOptions",
+    "Release",
     "ReleaseItem",
+    "ResourceLeaseComponent",
+    "ResourceLeaseOptions",
+    "Retry",
     "Shard",
     "SqliteLog",
     "Stats",
+    "SyncClient",
     "WhyAnswer",
+    "Worker",
     "__version__",
 ]
 
 _EXPORTS = {
     "BackpressureSignal": "omnirelay.core.answers",
     "Caller": "omnirelay.core.payload",
+    "Client": "omnirelay.client.client",
     "CompleteItem": "omnirelay.core.commands",
+    "Dispatcher": "omnirelay.rpc.dispatcher",
     "EngineSettings": "omnirelay.engine.settings",
     "ExtendLease": "omnirelay.core.commands",
     "FailItem": "omnirelay.core.commands",
     "Gate": "omnirelay.core.answers",
+    "GiveUp": "omnirelay.worker.handlers",
     "GrantedLease": "omnirelay.core.answers",
+    "Handlers": "omnirelay.worker.handlers",
+    "HttpInbound": "omnirelay.transport.http",
+    "ItemSpec": "omnirelay.client.client",
     "ItemView": "omnirelay.core.answers",
+    "Job": "omnirelay.worker.job",
     "Limit": "omnirelay.core.options",
     "MemoryLog": "omnirelay.log.memory",
     "NewItem": "omnirelay.core.payload",
@@ -70,11 +98,17 @@ _EXPORTS = {
     "Payload": "omnirelay.core.payload",
     "Progress": "omnirelay.core.commands",
     "QueueOptions": "omnirelay.core.options",
+    "Release": "omnirelay.worker.handlers",
     "ReleaseItem": "omnirelay.core.commands",
+    "ResourceLeaseComponent": "omnirelay.service.component",
+    "ResourceLeaseOptions": "omnirelay.service.component",
+    "Retry": "omnirelay.worker.handlers",
     "Shard": "omnirelay.engine.shard",
     "SqliteLog": "omnirelay.log.sqlite",
     "Stats": "omnirelay.core.answers",
+    "SyncClient": "omnirelay.client.sync",
     "WhyAnswer": "omnirelay.core.answers",
+    "Worker": "omnirelay.worker.worker",
 }
 
 
