@@ -28,6 +28,10 @@ def openapi_document(dispatcher: Dispatcher) -> dict[str, Any]:
         types += [procedure.request, *procedure.answers]
     unique = list(dict.fromkeys(types))
     schemas, components = msgspec.json.schema_components(unique, ref_template=_REF)
+    for schema in components.values():
+        # Readers pass over fields they do not know, on both sides; only the types of requests say otherwise.
+        if schema.get("additionalProperties") is False:
+            del schema["additionalProperties"]
     schema_of = dict(zip(unique, schemas, strict=True))
     paths: dict[str, Any] = {}
     for procedure in procedures:

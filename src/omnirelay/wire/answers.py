@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Meta
 
 from omnirelay.core import answers
-from omnirelay.core.commands import Progress
 from omnirelay.core.events import NO_PROGRESS, RestoredItem
 from omnirelay.core.pauses import Pause
 from omnirelay.core.payload import ErrorInfo, OwnershipToken, Payload
@@ -50,6 +49,14 @@ def payload_of(payload: Payload) -> OutgoingPayload:
         attributes=payload.attributes or {},
         request_id=payload.request_id,
     )
+
+
+class Progress(Outgoing):
+    """How far an owner has come. `data` is any JSON value."""
+
+    fraction: float | None = None
+    message: str | None = None
+    data: Any = None
 
 
 def _progress(stored: bytes | None) -> Any:

@@ -11,23 +11,28 @@ from omnirelay.wire.instants import instant
 
 _INSTANTS = frozenset({"timestamp", "expiresAt", "notBefore", "enqueuedAt", "until", "downFrom"})
 
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
 
 def event_of(event: Event) -> dict[str, Any]:
-    """The event as a JSON object, in the names of the log."""
-    stored: dict[str, Any] = msgspec.to_builtins(event)
-    progress = getattr(event, "progress", None)
-    if progress is not None and "progress" in stored:
-        stored["progress"] = msgspec.Raw(bytes(progress))
-    readable: dict[str, Any] = _readable(stored)
+    """The event as a JSON object, in the names of the log. What callers sent stays as they wrote it."""
+    return _readable(_encode(event))
+
+
+def _readable(stored: bytes | msgspec.Raw) -> dict[str, Any]:
+    """Only names of the log are looked at: a `timestamp` in somebody's progress is none of ours."""
+    readable: dict[str, Any] = {}
+    for name, value in _fields(stored).items():
+        if name in _INSTANTS:
+            readable[name] = _text(_decode(value))
+        elif name == "items":
+            readable[name] = [_readable(each) for each in _elements(value)]
+        else:
+            readable[name] = value
     return readable
-
-
-def _readable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _text(each) if name in _INSTANTS else _readable(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_readable(each) for each in value]
-    return value
 
 
 def _text(value: Any) -> Any:
