@@ -39,6 +39,14 @@ def test_tail_shows_events_and_ends_when_told(relay: Relay) -> None:
     assert relay.ok("log", "tail", "--no-follow", "--from", 3, "-o", "json").json["sequenceNumber"] == 3
 
 
+def test_tail_shows_the_progress_of_a_heartbeat(relay: Relay) -> None:
+    relay.enqueue()
+    relay.ok("heartbeat", relay.lease(), "--fraction", 0.5, "--data", '{"timestamp": 1}')
+    [event] = relay.ok("log", "tail", "--no-follow", "--types", "Heartbeat", "-o", "jsonl").lines
+    assert event["progress"] == {"fraction": 0.5, "data": {"timestamp": 1}}
+    assert 'progress={"fraction":0.5' in relay.ok("log", "tail", "--no-follow", "--types", "Heartbeat").out
+
+
 def test_tail_follows_new_events(relay: Relay) -> None:
     arguments = ["--from", 2, "-o", "jsonl", "--url", relay.url, "--namespace", relay.namespace]
     tail = spawned("log", "tail", *arguments)
