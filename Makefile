@@ -57,12 +57,16 @@ setup: $(PACKAGE) ## create .venv with the locked development tools and this pac
 
 # The demo runs from the tree: it needs the runtime dependencies, not the development tools.
 .PHONY: demo
-demo: $(RUNTIME) ## run items through the kernel with workers that crash, and see what happened
+demo: $(RUNTIME) ## a node and a small data fabric, with workers that crash, a zombie and a kill -9
 	@PYTHONPATH=src $(PY) -m examples.demo $(ARGS)
 
 .PHONY: bench
 bench: setup ## measure the kernel
 	@$(PY) -m benchmarks.kernel $(ARGS)
+
+.PHONY: bench-http
+bench-http: setup ## measure a node over HTTP beside a bare application
+	@$(PY) -m benchmarks.http $(ARGS)
 
 .PHONY: bench-gates
 bench-gates: setup ## measure what the gates cost, with core plain and compiled

@@ -1,170 +1,249 @@
-"""A few thousand items through the kernel, with workers that crash and a process that is killed.
+"""A node, a small data fabric and everything that goes wrong in one, in a quarter of a minute.
 
-    python -m examples.demo [--items 3000] [--data DIR]
+    python -m examples.demo [--items 600] [--data DIR]
 
-The work happens in a child process: it enqueues tables to compact, and eight workers lease, heartbeat, complete
-and fail them. Some workers vanish in the middle of an item. Half way through, the whole child is killed with
-SIGKILL and started again on the same log. At the end the log is verified and replayed, and what happened is told
-from the log alone.
+Tables are compacted, shards are read by one owner each, sagas go through three steps, views are rebuilt. The workers
+are processes: they crash, and are started again; one is stopped until its leases have run out, and comes back as a
+zombie. The node itself is killed half way and started again on the same log. In the end what happened is told from
+the log, and the log is verified.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
-import random
 import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from examples.demo_story import Story, tell
-from omnirelay.core.options import QueueOptions
-from omnirelay.core.payload import Caller, NewItem, Payload
-from omnirelay.engine.shard import Shard
-from omnirelay.errors import FailedPrecondition
-from omnirelay.log.sqlite import SqliteLog
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-NAMESPACE = "demo"
-WORKERS = 8
-POISON_EVERY = 211
-OPTIONS = QueueOptions(lease_duration_ms=400, heartbeat_interval_ms=50, requeue_delay_ms=10, max_delivery_attempts=4)
+from examples.demo_fabric import NAMESPACE, FencedStore
+from examples.demo_story import tell
+from omnirelay import Client, ItemSpec
+from omnirelay.errors import OmniRelayError
 
+WORKERS = 3
+STUCK = 3
+VIEWS = 4
+LEASE_SECONDS = 1.0
+CONFIG = f"""\
+[node]
+port = 0
+log_level = "error"
 
-# -- the child: a shard, a producer and workers ------------------------------------------------
-
-
-async def serve(directory: Path, items: int, seed: int) -> None:
-    shard = await Shard.open(SqliteLog.open(directory, NAMESPACE), options=OPTIONS, owner=f"demo-{os.getpid()}")
-    chance = random.Random(seed)
-    await produce(shard, items)
-    workers = [asyncio.create_task(work(shard, f"worker-{n}", random.Random(chance.random()))) for n in range(WORKERS)]
-    reporter = asyncio.create_task(report(shard))
-    await until_done(shard)
-    for task in (*workers, reporter):
-        task.cancel()
-    await asyncio.gather(*workers, reporter, return_exceptions=True)
-    print("done", flush=True)
-    await shard.close()
+[shards.{NAMESPACE}]
+lease_duration = "{LEASE_SECONDS:g}s"
+heartbeat_interval = "200ms"
+requeue_delay = "10ms"
+max_delivery_attempts = 6
+ordering = "exclusive"
+"""
 
 
-async def produce(shard: Shard, items: int) -> None:
-    """Request ids make this safe to repeat: after a restart nothing comes in twice."""
-    for start in range(0, items, 250):
-        batch = [
-            NewItem(
-                payload=Payload(
+# -- processes -----------------------------------------------------------------------------------
+
+
+class NodeProcess:
+    """The node, as anybody would run it: `omnirelay serve`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process: asyncio.subprocess.Process | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        config = self._directory / "omnirelay.toml"
+        config.write_text(CONFIG)
+        node_file = self._directory / "node.json"
+        node_file.unlink(missing_ok=True)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "omnirelay.cli", "serve", "--config", str(config),
+            "--data", str(self._directory), "--port", str(self.port), stdout=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        while not node_file.exists():
+            if self._process.returncode is not None:
+                sys.exit("the node did not start; its error stands above")
+            await asyncio.sleep(0.02)
+        self.port = json.loads(node_file.read_text())["port"]
+
+    async def end(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+        await self._process.wait()
+
+
+class WorkerProcess:
+    """A worker that is started again whenever it dies, as a supervisor would."""
+
+    def __init__(self, url: str, store: Path, name: str, seed: int) -> None:
+        self.name = name
+        self._arguments = [url, str(store), name]
+        self._seed = seed
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+        self.deaths = 0
+
+    async def run(self) -> None:
+        while not self._stopping:
+            self._seed += 1
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "examples.demo_fabric", *self._arguments, str(self._seed),
+                stderr=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+            await self._process.wait()
+            self.deaths += not self._stopping
+
+    def signal(self, number: int) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGTERM)
+
+
+# -- the fabric ----------------------------------------------------------------------------------
+
+
+def fabric(count: int) -> list[ItemSpec]:
+    """Six in ten are tables, one in a hundred of them broken; then shards and sagas."""
+    items = []
+    for number in range(count):
+        request_id = f"demo-{number}"
+        if number % 10 < 6:
+            broken = {"manifest": "broken"} if number % 100 == 0 else None
+            items.append(
+                ItemSpec(
                     resource_type="table",
-                    resource_id=f"lake.table_{number}",
+                    resource_id=f"lake.table_{number % 97}",
                     body=b'{"op":"compact"}',
-                    attributes={"poison": "yes"} if number % POISON_EVERY == 0 else None,
-                    request_id=f"compact-{number}",
+                    attributes=broken,
+                    request_id=request_id,
                 )
             )
-            for number in range(start, min(start + 250, items))
-        ]
-        await shard.enqueue(batch)
+        elif number % 10 < 8:
+            items.append(ItemSpec(resource_type="shard", resource_id=f"cdc-{number % 12}", request_id=request_id))
+        else:
+            items.append(ItemSpec(resource_type="saga.reserve", resource_id=f"order-{number}", request_id=request_id))
+    return items
 
 
-async def work(shard: Shard, name: str, chance: random.Random) -> None:
-    """Most items go well. Some fail and are retried, poisoned ones always do, and now and then a worker vanishes."""
-    me = Caller(peer_id=name)
+async def owner_of_a_view(client: Client, workers: list[WorkerProcess]) -> WorkerProcess:
+    """A worker that is in the middle of something."""
     while True:
-        leases = await shard.lease(me, max_items=10, wait_ms=1_000)
-        for lease in leases:
-            if chance.random() < 0.01:
-                await shard.heartbeat(lease.token, caller=me)
-                break  # The worker is gone: this lease and the rest of its batch run out by themselves.
-            try:
-                if lease.payload.attributes:
-                    await shard.fail(
-                        lease.token, caller=me, reason="cannot read the manifest", error_code="demo.poison"
-                    )
-                elif chance.random() < 0.03:
-                    await shard.fail(lease.token, caller=me, reason="object store timed out", error_code="demo.timeout")
-                else:
-                    await shard.complete(lease.token, caller=me)
-            except FailedPrecondition:
-                pass  # The lease ran out meanwhile: somebody else has the item now, and this answer was refused.
+        for item in (await client.peek(state="leased", resource_type="view")).items:
+            for worker in workers:
+                if worker.name == item.owner_peer_id:
+                    return worker
+        await asyncio.sleep(0.02)
 
 
-async def report(shard: Shard) -> None:
-    while True:
-        stats = await shard.stats()
-        print(f"progress {stats.completed_count + stats.dead_letter_count}", flush=True)
-        await asyncio.sleep(0.05)
+async def run_fabric(node: NodeProcess, workers: list[WorkerProcess], items: int, console: Console) -> None:
+    """Everything that happens, in its order."""
+    sagas = sum(1 for number in range(items) if number % 10 >= 8)
+    total = items + 2 * sagas + VIEWS + STUCK
+    bar = Progress(
+        TextColumn("  {task.description:<44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+    async with Client(node.url, namespace=NAMESPACE, timeout_ms=60_000) as client:
+        stuck = await client.enqueue_many(
+            [ItemSpec(resource_type="stuck", resource_id=f"s-{n}", priority=0) for n in range(STUCK)]
+        )
+        views = await client.enqueue_many(
+            [ItemSpec(resource_type="view", resource_id=f"v-{n}", priority=0) for n in range(VIEWS)]
+        )
+        await client.enqueue_many(fabric(items))
+        with bar:
+            task = bar.add_task("workers crash and come back", total=total)
+
+            async def progress_to(share: float, what: str) -> None:
+                bar.update(task, description=what)
+                while True:
+                    stats = await client.stats()
+                    done = stats.completed_count + stats.dead_letter_count
+                    bar.update(task, completed=done)
+                    if done >= total * share and (share < 1 or stats.pending_count + stats.active_lease_count == 0):
+                        return
+                    await asyncio.sleep(0.1)
+
+            victim = await owner_of_a_view(client, workers)
+            victim.signal(signal.SIGSTOP)
+            await progress_to(0.25, "a worker is stopped, its leases run out")
+            for view in views:  # Somebody else finishes what the stopped one had.
+                await client.get(view.sequence_id, wait_ms=30_000)
+            victim.signal(signal.SIGCONT)
+            await progress_to(0.5, "the zombie is back")
+            for each in stuck:
+                await client.cancel(each.sequence_id, reason="demo")
+            bar.update(task, description="kill -9 of the node, and started again")
+            await node.end(signal.SIGKILL)
+            await node.start()
+            await progress_to(1, "everybody is back")
+            bar.update(task, description="done")
 
 
-async def until_done(shard: Shard) -> None:
-    async for _ in shard.tail(shard.last_sequence + 1):
-        stats = await shard.stats()
-        if not stats.pending_count and not stats.active_lease_count:
-            return
-
-
-# -- the parent: kills the child once, and tells the story -------------------------------------
-
-
-async def run_child(directory: Path, items: int, seed: int, kill_at: int | None) -> bool:
-    """Run the child to its end, or kill it when that many items are done; true when it was killed."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "examples.demo", "--serve", str(directory), "--items", str(items), "--seed", str(seed),
-        stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert child.stdout is not None
-    async for line in child.stdout:
-        word, _, number = line.decode().strip().partition(" ")
-        if word == "progress":
-            show_progress(int(number), items)
-            if kill_at is not None and int(number) >= kill_at:
-                child.send_signal(signal.SIGKILL)
-                await child.wait()
-                return True
-        elif word == "done":
-            show_progress(items, items)
-    if await child.wait() != 0:
-        sys.exit("the demo's child process failed; its error stands above")
-    return False
-
-
-def show_progress(done: int, items: int) -> None:
-    if sys.stdout.isatty():
-        bar = "#" * (40 * done // items)
-        print(f"\r  [{bar:<40}] {done:,} of {items:,} items ended", end="", flush=True)
-
-
-async def demo(directory: Path, items: int) -> None:
+async def demo(directory: Path, items: int) -> int:
+    console = Console(highlight=False)
     started = time.monotonic()
-    print(f"OmniRelay demo: {items:,} items, {WORKERS} workers that sometimes vanish, one kill -9 half way")
-    killed = await run_child(directory, items, seed=1, kill_at=items // 2)
-    print(f"\n  kill -9 of the process{'' if killed else ' came too late'}; starting again on the same log")
-    await run_child(directory, items, seed=2, kill_at=None)
-    print(f"\n  finished after {time.monotonic() - started:.1f} s\n")
-    story: Story = await tell(directory, NAMESPACE)
-    print(story.text())
+    console.print(
+        f"OmniRelay demo: {items:,} pieces of work, {WORKERS} workers that crash, one zombie, one kill -9",
+        soft_wrap=True,
+    )
+    node = NodeProcess(directory)
+    await node.start()
+    store = directory / "store.db"
+    FencedStore(store)
+    workers = [WorkerProcess(node.url, store, f"worker-{n}", 100 * n) for n in range(WORKERS)]
+    supervised = [asyncio.create_task(worker.run()) for worker in workers]
+    try:
+        await run_fabric(node, workers, items, console)
+    finally:
+        for worker in workers:
+            worker.stop()
+        await asyncio.gather(*supervised)
+        await node.end(signal.SIGTERM)
+    console.print(f"  finished after {time.monotonic() - started:.1f} s\n")
+    story = await tell(directory, NAMESPACE)
+    taken, refused = FencedStore(store).counts()
+    console.print(
+        story.text(deaths=sum(worker.deaths for worker in workers), writes=taken, refused=refused), soft_wrap=True
+    )
     if not story.holds(items):
-        sys.exit("something was lost or doubled: this is a bug")
+        console.print("something was lost or doubled: this is a bug")
+        return 1
+    return 0
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=3_000, help="how many items to run (3000)")
+    parser.add_argument("--items", type=int, default=600, help="how many items to run (600)")
     parser.add_argument("--data", type=Path, help="where to keep the log (a new temporary directory)")
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.items < 1:
-        parser.error("--items must be at least 1")
-    if arguments.serve is not None:
-        asyncio.run(serve(arguments.serve, arguments.items, arguments.seed))
-        return
+    if arguments.items < 100:
+        parser.error("--items must be at least 100")
     directory = arguments.data or Path(tempfile.mkdtemp(prefix="omnirelay-demo-"))
     if (directory / NAMESPACE).exists():
         parser.error(f"{directory} has a demo log already; give another directory")
-    asyncio.run(demo(directory, arguments.items))
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        return asyncio.run(demo(directory, arguments.items))
+    except OmniRelayError as error:
+        sys.exit(f"error: {error.message} ({error.code})")
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":
-    main()
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    sys.exit(main())
