@@ -87,6 +87,7 @@ async def test_a_component_that_recovers_is_not_ready_and_says_so(tmp_path: Path
         await asyncio.sleep(0)
         while not starting.done():
             seen.append((await client.get("/readyz")).json()["issues"])
+            await asyncio.sleep(0)
         await starting
         assert seen[0] == ["resourcelease: recovering from the log"]
         assert (await client.get("/readyz")).status_code == 200
