@@ -21,6 +21,7 @@ from omnirelay.cli import (
     moving,
     requesting,
     serving,
+    working,
 )
 from omnirelay.cli.commands import LOOKING, new_group
 from omnirelay.cli.exits import INTERRUPTED
@@ -56,7 +57,7 @@ def _build() -> typer.Typer:
     app.callback(
         help=_HELP, epilog="\b\nExamples:\n  omnirelay dev\n  omnirelay enqueue table sales.orders\n  omnirelay stats"
     )(_main)
-    for module in (serving, enqueueing, leasing, handling, moving, looking):
+    for module in (serving, working, enqueueing, leasing, handling, moving, looking):
         module.add_to(app)
     dead_letters.add_to(app)
     log = new_group("Read the log of a shard, check it, copy it.")

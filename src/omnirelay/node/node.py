@@ -21,6 +21,7 @@ import msgspec
 import uvicorn
 
 from omnirelay.control.pages import control_pages
+from omnirelay.engine.clock import Clock
 from omnirelay.errors import InvalidArgument, Unavailable
 from omnirelay.node.settings import NodeSettings
 from omnirelay.rpc.dispatcher import Dispatcher
@@ -49,7 +50,8 @@ class _Server(uvicorn.Server):
 class Node:
     """One process. Use `start`, then `stop`; or `run` for both."""
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(self, settings: NodeSettings, *, clock: Clock | None = None, owns_process: bool = False) -> None:
+        """`clock` is what the shards go by; None for that of the machine. `owns_process`: nothing else runs here."""
         self.settings = settings
         self.dispatcher = Dispatcher(settings.node.name)
         self.calls = CallMeter()
@@ -57,7 +59,7 @@ class Node:
         self.started_at = datetime.now(UTC)
         in_memory = settings.log.url == "memory:"
         self.data: Path | None = None if in_memory else settings.node.data
-        engine = msgspec.structs.replace(settings.engine_settings(), freeze_after_recovery=True)
+        engine = msgspec.structs.replace(settings.engine_settings(), freeze_after_recovery=owns_process)
         self.components = [
             ResourceLeaseComponent(
                 self.dispatcher,
@@ -67,6 +69,7 @@ class Node:
                     queue=shard.queue_options(),
                     engine=engine,
                     owner=settings.node.name,
+                    clock=clock,
                 ),
             )
             for shard in settings.shards

@@ -37,7 +37,7 @@ async def _serve(settings: NodeSettings, on_ready: Callable[[Node], None]) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
-    node = Node(settings)
+    node = Node(settings, owns_process=True)
     starting = asyncio.ensure_future(node.start())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,130 @@
+"""`work`: a worker in this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from omnirelay.cli.commands import RUNNING, command
+from omnirelay.cli.exits import usage
+from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, Namespace, Url, duration
+from omnirelay.cli.printing import note
+
+if TYPE_CHECKING:
+    from omnirelay.worker.handlers import Handlers
+    from omnirelay.worker.worker import Worker
+
+LIVENESS_SECONDS = 0.5
+TEN_SECONDS: Any = "10s"
+
+
+def add_to(app: typer.Typer) -> None:
+    command(app, "work", _WORK, RUNNING)(work)
+
+
+_WORK = """
+    omnirelay work jobs:handlers
+    omnirelay work mycompany.tables:handlers --concurrency 20 --peer worker-1
+    omnirelay work jobs:handlers --liveness-file /run/worker.alive
+"""
+
+
+def work(
+    registry: Annotated[
+        str, typer.Argument(help="Where the handlers are: a module and the name in it.", metavar="MODULE:NAME")
+    ],
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Jobs at a time.")] = 10,
+    prefetch: Annotated[
+        int | None, typer.Option("--prefetch", min=0, help="Leases held beyond those. [half of --concurrency]")
+    ] = None,
+    peer: Annotated[str | None, typer.Option("--peer", help="Name of this worker. [host and pid]")] = None,
+    lease_duration: Annotated[
+        int | None,
+        duration("--duration", help="Ask for leases this long."),
+    ] = None,
+    budget: Annotated[
+        int,
+        duration("--stop-budget", help="What jobs get to finish after SIGTERM."),
+    ] = TEN_SECONDS,
+    liveness_file: Annotated[
+        Path | None,
+        typer.Option("--liveness-file", metavar="FILE", help="Touched while the worker gets anywhere, for probes."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    namespace: Namespace = DEFAULT_NAMESPACE,
+) -> None:
+    """Run a worker. SIGTERM lets running jobs finish, within --stop-budget, and releases the rest."""
+    import asyncio
+
+    from omnirelay.node.logs import set_up_logs
+    from omnirelay.worker.worker import Worker
+
+    handlers = find_handlers(registry)
+    set_up_logs("info", as_json=not sys.stderr.isatty())
+    worker = Worker(
+        handlers,
+        url=url,
+        namespace=namespace,
+        peer_id=peer,
+        concurrency=concurrency,
+        prefetch=prefetch,
+        lease_duration_ms=lease_duration,
+        stop_budget_ms=budget,
+    )
+    note(f"{worker.peer_id} works on {', '.join(handlers.patterns)} from {url} ({namespace}); ctrl-C stops it")
+    asyncio.run(_run(worker, liveness_file))
+    counts = worker.counts
+    note(
+        f"completed {counts.completed}, failed {counts.failed}, released {counts.released}, "
+        f"lost {counts.lost}, cancelled {counts.cancelled}"
+    )
+
+
+def find_handlers(registry: str) -> Handlers:
+    """The registry that `module:name` stands for; the working directory counts as a place for modules."""
+    from importlib import import_module
+
+    from omnirelay.worker.handlers import Handlers
+
+    module_name, separator, name = registry.partition(":")
+    if not separator or not module_name or not name:
+        raise usage(f"say where the handlers are as module:name, not {registry!r}")
+    sys.path.insert(0, "")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise  # Something that the module itself imports.
+        raise usage(f"there is no module {module_name!r} here or on the path") from None
+    found = getattr(module, name, None)
+    if not isinstance(found, Handlers):
+        raise usage(f"{module_name} has no Handlers called {name!r}")
+    return found
+
+
+async def _run(worker: Worker, liveness_file: Path | None) -> None:
+    import asyncio
+    import signal
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, worker.stop)
+    probe = None if liveness_file is None else loop.create_task(_show_liveness(worker, liveness_file))
+    try:
+        await worker.run()
+    finally:
+        if probe is not None:
+            probe.cancel()
+
+
+async def _show_liveness(worker: Worker, path: Path) -> None:
+    """Touch the file while all is well. A probe looks at its age: it goes stale when the worker gets nowhere."""
+    import asyncio
+
+    while True:
+        if worker.health().ok:
+            await asyncio.to_thread(path.touch)
+        await asyncio.sleep(LIVENESS_SECONDS)

@@ -1,0 +1,70 @@
+"""`omnirelay work`: a worker as a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from tests.cli.conftest import Relay
+
+JOBS = """
+import time
+from omnirelay import GiveUp, Handlers
+
+handlers = Handlers()
+not_handlers = 1
+
+@handlers.handle("table")
+def compact(job):
+    return {"of": job.resource_id}
+
+@handlers.handle("bad")
+async def bad(job):
+    raise GiveUp("no such bucket", error_code="jobs.bucket")
+"""
+
+
+def start_worker(relay: Relay, directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    (directory / "jobs.py").write_text(JOBS)
+    return subprocess.Popen(
+        [sys.executable, "-m", "omnirelay.cli", "work", *arguments],
+        cwd=directory,
+        env={**os.environ, "OMNIRELAY_URL": relay.url, "OMNIRELAY_NAMESPACE": relay.namespace},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_worker_works_shows_that_it_lives_and_stops_on_sigterm(relay: Relay, tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    worker = start_worker(relay, tmp_path, "jobs:handlers", "--peer", "w-1", "--liveness-file", str(alive))
+    good, bad = relay.enqueue("a"), relay.ok("enqueue", "bad", "b", "-o", "json").json["sequenceId"]
+    done = relay.ok("get", good, "--wait", "20s", "-o", "json").json["item"]
+    assert (done["state"], done["result"]) == ("completed", "eyJvZiI6ImEifQ==")
+    dead = relay.ok("get", bad, "--wait", "20s", "-o", "json").json["item"]
+    assert (dead["state"], dead["lastError"]["code"]) == ("dead", "jobs.bucket")
+    while not alive.exists():
+        assert worker.poll() is None
+        threading.Event().wait(0.05)
+    worker.send_signal(signal.SIGTERM)
+    _, said = worker.communicate(timeout=20)
+    assert worker.returncode == 0, said
+    assert "w-1 works on table, bad" in said
+    assert "completed 1, failed 1" in said
+
+
+def test_handlers_that_are_not_there_are_named(relay: Relay, tmp_path: Path) -> None:
+    for registry, complaint in (
+        ("jobs", "module:name"),
+        ("no_such_module:handlers", "no module 'no_such_module'"),
+        ("jobs:nothing", "no Handlers called 'nothing'"),
+        ("jobs:not_handlers", "no Handlers called 'not_handlers'"),
+    ):
+        worker = start_worker(relay, tmp_path, registry)
+        _, said = worker.communicate(timeout=20)
+        assert worker.returncode == 2
+        assert complaint in said
