@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import httpx
@@ -16,7 +16,7 @@ from omnirelay.wire.answers import ErrorBody
 
 async def watch_events(
     url: str, namespace: str, from_sequence: int | None, types: Sequence[str] | None, until_caught_up: bool
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncGenerator[dict[str, Any], None]:
     """Events in order. After a broken connection it goes on behind the last one that came."""
     query: dict[str, str] = {}
     if from_sequence is not None:
