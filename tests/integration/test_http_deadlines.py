@@ -94,7 +94,7 @@ async def test_a_call_whose_deadline_has_passed_on_arrival_does_nothing(http: Ht
 
 @pytest.mark.parametrize("value", ["", "soon", "nan", "inf", "-inf", "1e999", "12ms", "0x10", "١٢x"])
 async def test_a_limit_that_cannot_be_read_limits_nothing(http: Http, value: str) -> None:
-    raw = [(name, value.encode()) for name in ("Rpc-Ttl-Ms", "Context-TTL-MS", "Rpc-Deadline")]
+    raw = [(name, value.encode()) for name in (b"Rpc-Ttl-Ms", b"Context-TTL-MS", b"Rpc-Deadline")]
     url = f"/v1/{http.namespace}/lease"
     response = await http.client.post(url, json={"waitMs": 1}, headers=httpx.Headers(raw, encoding="utf-8"))
     assert (response.status_code, response.json()) == (200, {})

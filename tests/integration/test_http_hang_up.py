@@ -122,7 +122,7 @@ async def test_a_grant_whose_caller_is_gone_when_it_is_decided_is_released_in_th
         for wire in gone:
             wire.reset()
         answer = await http.call("enqueue", {"items": [ITEM] * 10})
-        leases = []
+        leases: list[dict[str, Any]] = []
         while len(leases) < 10:
             page = await asyncio.wait_for(http.call("lease", {"waitMs": 15_000, "maxItems": 10}), 15)
             assert page["leases"]

@@ -10,9 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from omnirelay.node.node import Node
 from tests.integration.http_sockets import Wire, request_bytes, until
 from tests.integration.nodes import Http, running_node
 
@@ -242,9 +239,3 @@ async def test_two_readers_see_the_same(tmp_path: Path) -> None:
         await one_life(http)
         one, two = await asyncio.gather(history(http), history(other))
         assert one == two
-
-
-def test_the_client_of_these_tests_reads_blocks() -> None:
-    assert events_in(': \n\nid: 4\ndata: {"a": 1}\n\n') == [(4, {"a": 1})]
-    assert httpx.__version__
-    assert Node
