@@ -57,11 +57,9 @@ async def test_kernel_guide_runs_from_top_to_bottom(tmp_path: Path, monkeypatch:
     assert (tmp_path / "backup/resourcelease/leases.db").exists()
 
 
-def test_readme_example_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_readme_example_runs(omnirelay_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     [block] = python_blocks("README.md")
+    block = block.replace("http://127.0.0.1:7070", omnirelay_url)
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__", "asyncio": asyncio})
     fence, completed = capsys.readouterr().out.split()
     assert int(fence) > 0
