@@ -28,6 +28,7 @@ def docs_page(document: dict[str, Any]) -> bytes:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             sections.append(_section(path, method, operation, schemas))
+    sections += [_type(name, schema, schemas) for name, schema in schemas.items() if "properties" in schema]
     template = files("omnirelay.control").joinpath("docs_page.html").read_text(encoding="utf-8")
     page = template.replace("{{version}}", escape(document["info"]["version"]))
     return page.replace("{{sections}}", "\n".join(sections)).encode()
@@ -48,11 +49,16 @@ def _section(path: str, method: str, operation: dict[str, Any], schemas: dict[st
     return f"<section>{head}{text}{_fields(schema, schemas)}{form}</section>"
 
 
+def _type(name: str, schema: dict[str, Any], schemas: dict[str, Any]) -> str:
+    about = schema.get("description", "").split("\n")[0]
+    return f'<section id="type-{escape(name)}"><h3>{escape(name)}</h3><p>{escape(about)}</p>{_fields(schema, schemas)}</section>'
+
+
 def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
     resolved = _resolved(schema, schemas)
     required = set(resolved.get("required", ()))
     rows = [
-        f"<tr><td><code>{escape(name)}</code></td><td>{escape(_kind(kind))}</td>"
+        f"<tr><td><code>{escape(name)}</code></td><td>{_kind(kind)}</td>"
         f"<td>{'required' if name in required else escape(_default(kind))}</td></tr>"
         for name, kind in resolved.get("properties", {}).items()
     ]
@@ -66,15 +72,17 @@ def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]
 
 
 def _kind(schema: dict[str, Any]) -> str:
+    """What a value is, as HTML: types that have fields of their own are links."""
     if "$ref" in schema:
-        return str(schema["$ref"].rpartition("/")[2])
+        name = escape(schema["$ref"].rpartition("/")[2])
+        return f'<a href="#type-{name}">{name}</a>'
     if "anyOf" in schema:
         return " or ".join(_kind(each) for each in schema["anyOf"] if each.get("type") != "null")
     if schema.get("type") == "array":
         return f"list of {_kind(schema.get('items', {}))}"
     if schema.get("contentEncoding") == "base64":
         return "base64"
-    return str(schema.get("format") or schema.get("type") or "any")
+    return escape(str(schema.get("format") or schema.get("type") or "any"))
 
 
 def _default(schema: dict[str, Any]) -> str:
