@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -347,6 +348,17 @@ async def test_a_log_whose_outcome_is_unknown_is_unavailable_with_advice_to_retr
         assert response.headers["retry-after"] == "1"
     reading = await own.post("stats")
     refused(reading, 503, "UNAVAILABLE", "error.resourcelease.log_unavailable")
+
+
+async def test_refusing_many_calls_for_one_reason_keeps_nothing_of_them(node: Node, own: Http) -> None:
+    log = node.components[0].shard().log
+    assert isinstance(log, MemoryLog)
+    log.fail_next_append("unknown-lost")
+    for _ in range(20):
+        assert (await own.post("enqueue", ITEM)).status_code == 503
+    failure = node.components[0].failure
+    assert failure is not None
+    assert len(traceback.extract_tb(failure.__traceback__)) < 20
 
 
 async def test_another_writer_that_took_the_log_over_is_seen(node: Node, own: Http) -> None:

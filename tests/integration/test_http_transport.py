@@ -167,6 +167,11 @@ async def test_a_get_of_an_unknown_procedure_is_unimplemented(http: Http) -> Non
     assert (await http.client.get("/v1/resourcelease/nothing")).status_code == 501
 
 
+async def test_a_plain_get_of_a_duplex_procedure_says_what_it_is_served_over(http: Http) -> None:
+    response = await http.client.get("/v1/resourcelease/stream")
+    assert (response.status_code, response.headers["upgrade"]) == (426, "websocket")
+
+
 async def test_head_has_the_headers_of_a_page_and_no_body(http: Http, wire: Wire) -> None:
     page = await http.client.get("/openapi.json")
     await wire.send(request_bytes("/openapi.json", method="HEAD"))

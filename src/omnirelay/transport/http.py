@@ -180,6 +180,13 @@ class HttpInbound:
                 f"there is no page {exchange.path[:256]}; see /docs", code="not-found", path=exchange.path[:256]
             )
         procedure = self._dispatcher.find(named)
+        if procedure.shape == "duplex":
+            await exchange.refuse(
+                InvalidArgument(f"{procedure.name} is served over a WebSocket"),
+                status=426,
+                extra={"upgrade": "websocket"},
+            )
+            return
         streams = procedure.shape == "server-stream"
         if not streams or exchange.scope["method"] == "HEAD":
             await exchange.refuse(
@@ -295,6 +302,8 @@ class _Exchange:
         headers = [_JSON]
         for name, value in {**error_headers(error), **(extra or {})}.items():
             headers.append((name.encode("latin-1"), value.encode("latin-1")))
+        # One error may refuse many calls, as that of a shard that was given up; each would leave its frames in there.
+        error.__traceback__ = None
         await self.write(status or http_status(error), headers, error_body(error))
 
     async def write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
