@@ -51,7 +51,8 @@ def _section(path: str, method: str, operation: dict[str, Any], schemas: dict[st
 
 def _type(name: str, schema: dict[str, Any], schemas: dict[str, Any]) -> str:
     about = schema.get("description", "").split("\n")[0]
-    return f'<section id="type-{escape(name)}"><h3>{escape(name)}</h3><p>{escape(about)}</p>{_fields(schema, schemas)}</section>'
+    head = f'<section id="type-{escape(name)}"><h3>{escape(name)}</h3><p>{escape(about)}</p>'
+    return f"{head}{_fields(schema, schemas)}</section>"
 
 
 def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
