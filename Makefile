@@ -21,6 +21,7 @@ MADE := $(VENV)/.made
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 PACKAGE := $(VENV)/.package-installed
+BENCH := $(VENV)/.bench-installed
 
 .PHONY: help
 help: ## list the targets
@@ -49,6 +50,11 @@ $(PACKAGE): pyproject.toml src/omnirelay/_version.py $(DEV)
 	@$(PIP) install --no-deps --no-build-isolation --no-index --editable .
 	@touch $@
 
+$(BENCH): requirements/bench.lock $(DEV)
+	@echo "setup: installing the clients of the systems to compare with"
+	@$(PIP) install --require-hashes -r requirements/bench.lock
+	@touch $@
+
 .PHONY: setup
 setup: $(PACKAGE) ## create .venv with the locked development tools and this package
 	@:
@@ -71,6 +77,11 @@ bench-http: setup ## measure a node over HTTP beside a bare application
 .PHONY: bench-gates
 bench-gates: setup ## measure what the gates cost, with core plain and compiled
 	@$(PY) -m benchmarks.gates $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: setup $(BENCH) ## measure a node beside Redis, PostgreSQL and beanstalkd
+	@sh scripts/install-peers
+	@$(PY) -m benchmarks.peers $(ARGS)
 
 # ----------------------------------------------------------------------------------- checking
 
@@ -140,6 +151,8 @@ lock: $(MADE) ## write requirements/*.lock anew (ARGS=--upgrade: with the newest
 	$(LOCK) -o requirements/runtime.lock requirements/runtime.in >/dev/null; \
 	echo "lock: requirements/dev.lock"; \
 	$(LOCK) -c requirements/runtime.lock -o requirements/dev.lock requirements/dev.in >/dev/null; \
+	echo "lock: requirements/bench.lock"; \
+	$(LOCK) -c requirements/dev.lock -o requirements/bench.lock requirements/bench.in >/dev/null; \
 	if grep -n '://' requirements/*.lock; then echo "error: a lock names a host" >&2; exit 1; fi
 
 .PHONY: clean
