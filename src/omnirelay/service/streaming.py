@@ -10,12 +10,15 @@
       ◀── {cancel: [token]}, {lost: [token]} ──
 
 Calls are served side by side: one that waits holds up nothing behind it. When the connection ends, what was pushed and
-not begun is released in the next frame, and calls that nobody will hear the answer of are cancelled.
+not begun is released in the next frame, and calls that nobody will hear the answer of are cancelled. A peer that reads
+slowly is sent no more than it takes: leases that were granted to it wait here, and are released with the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -27,23 +30,37 @@ from omnirelay.core.answers import GrantedLease
 from omnirelay.core.intake import BATCH_ITEMS_MAX, refuse
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.engine.shard import Shard
-from omnirelay.errors import InvalidArgument, OmniRelayError, ResourceExhausted, Unavailable
+from omnirelay.errors import Internal, InvalidArgument, OmniRelayError, PermissionDenied, ResourceExhausted
 from omnirelay.rpc.calls import Call, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.sessions import POLICY, RESTARTING, Outlet
-from omnirelay.service.procedures import ACKNOWLEDGE, caller_of
+from omnirelay.rpc.statuses import TOO_LARGE
+from omnirelay.service.procedures import ACKNOWLEDGE, caller_of, holder_of
 from omnirelay.wire.answers import Lease, error_body_of, lease_of, outcome_of
-from omnirelay.wire.reading import Reader
-from omnirelay.wire.streams import CREDIT_MAX, StreamAck, StreamAnswer, StreamCall, StreamMessage, StreamOpen
+from omnirelay.wire.streams import (
+    CREDIT_MAX,
+    Received,
+    StreamAck,
+    StreamAnswer,
+    StreamCall,
+    StreamOpen,
+    read_messages,
+)
+
+_log = logging.getLogger("omnirelay.service")
 
 LEASE_WAIT_MS = 60_000
 LEASES_PER_CALL_MAX = 1_000
 CALLS_MAX = 10_000
 """Most calls of one stream that wait for an answer. One more is refused: acknowledgements never wait behind calls."""
+CALL_BYTES_MAX = 64 * 1024 * 1024
+"""Most bytes of requests of one stream that wait for an answer."""
+TTL_MAX_MS = 1e10
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 """Answers that are ready together go out together, up to about this much."""
+PUSH_BYTES_MAX = 1024 * 1024
+"""Leases go out in messages of about this size; between two of them it is seen whether the peer still reads."""
 
-_read_many = Reader(StreamMessage).read_many
 _encode = msgspec.json.Encoder().encode
 
 
@@ -54,6 +71,12 @@ class HeldLeases:
         self._streams: dict[int, tuple[OwnershipToken, LeaseStream]] = {}
 
     def add(self, token: OwnershipToken, stream: LeaseStream) -> None:
+        """The stream holds it from now on. One that held it before is dead or its peer has gone over: when that one
+        ends, it must not release what is worked on here.
+        """
+        before = self._streams.get(token.sequence_id)
+        if before is not None and before[1] is not stream:
+            before[1].ended(before[0])
         self._streams[token.sequence_id] = (token, stream)
 
     def remove(self, token: OwnershipToken, stream: LeaseStream) -> None:
@@ -74,6 +97,8 @@ class HeldLeases:
                     del self._streams[token.sequence_id]
                     if kind is ev.Expired:
                         held[1].lost(held[0])
+                    else:
+                        held[1].ended(held[0])
             elif kind is ev.CancelRequested or kind is ev.Cancelled:
                 held = self._streams.get(event.sequence_id)  # type: ignore[union-attr]
                 if held is not None:
@@ -108,10 +133,14 @@ class LeaseStream:
         self._unbegun: dict[str, GrantedLease] = {}
         """Pushed, and nothing has been heard of them yet."""
         self._held: dict[str, OwnershipToken] = {}
+        self._granted: deque[GrantedLease] = deque()
+        """Held for the peer, and not sent yet."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._call_bytes = 0
         self._pushing: asyncio.Task[None] | None = None
         self._waiting: list[bytes] = []
         """Messages that go out at the end of this turn of the loop."""
+        self._waiting_bytes = 0
         self._closed = False
         self._clock: float | None = None
         """The latest time of the peer that has come."""
@@ -121,18 +150,20 @@ class LeaseStream:
 
     def receive(self, data: bytes) -> None:
         try:
-            messages = _read_many(data)
+            messages = read_messages(data)
         except OmniRelayError as error:
-            self._end(error, POLICY)
+            self._end(error)
             return
-        for message in messages:
+        for received in messages:
             try:
-                self._take(message)
+                if received.error is not None:
+                    raise received.error
+                self._take(received)
             except OmniRelayError as error:
-                if message.id is None:
-                    self._end(error, POLICY)
+                if received.message.id is None:
+                    self._end(error)
                     return
-                self._send(StreamAnswer(id=message.id, error=error_body_of(error)))
+                self._send(StreamAnswer(id=received.message.id, error=error_body_of(error)))
 
     def resumed(self) -> None:
         self._push()
@@ -144,6 +175,7 @@ class LeaseStream:
         for token in self._held.values():
             self._held_leases.remove(token, self)
         self._held.clear()
+        self._granted.clear()
         unbegun, self._unbegun = list(self._unbegun.values()), {}
         if unbegun:
             self._return(unbegun)
@@ -154,7 +186,8 @@ class LeaseStream:
 
     # -- what peers say ------------------------------------------------------------------------
 
-    def _take(self, message: StreamMessage) -> None:
+    def _take(self, received: Received) -> None:
+        message = received.message
         if message.clock is not None:
             self._clock = message.clock
         if message.open is not None:
@@ -164,8 +197,8 @@ class LeaseStream:
             self._push()
         if message.begin is not None:
             self._begin(message.begin)
-        if message.acks is not None:
-            self._acknowledge(message.id, message.acks)
+        if received.acks is not None:
+            self._acknowledge(message.id, received.acks)
         if message.call is not None:
             self._call(message.id, message.call)
 
@@ -191,49 +224,65 @@ class LeaseStream:
             else:
                 self._send(StreamAnswer(lost=[token]))
 
-    def _acknowledge(self, call_id: int | str | None, acks: list[StreamAck]) -> None:
+    def _acknowledge(self, call_id: int | str | None, acks: Sequence[StreamAck | InvalidArgument]) -> None:
         if len(acks) > BATCH_ITEMS_MAX:
-            refuse("acks", f"must be at most {BATCH_ITEMS_MAX} in one message")
-        peer_id = None if self._opened is None else self._opened.peer_id
+            refuse("acks", f"must be at most {BATCH_ITEMS_MAX} in one message", code=TOO_LARGE, limit=BATCH_ITEMS_MAX)
+        outcomes: list[Any] = []
         commands = []
-        for index, ack in enumerate(acks):
-            command = ACKNOWLEDGE.get(ack.verb.lower())
-            try:
-                if command is None:
-                    refuse("verb", "must be heartbeat, complete, fail or release")
-                commands.append(command(ack, caller_of(self._meta, ack.peer_id or peer_id)))
-            except InvalidArgument as error:
-                error.details["index"] = index
-                raise
         for ack in acks:
-            if ack.verb != "heartbeat" and ack.ownership_token is not None:
-                # A heartbeat keeps a lease that waits its turn; it does not say that work has begun.
-                self._unbegun.pop(ack.ownership_token.lease_id.lower(), None)
+            try:
+                commands.append(self._command(ack))
+                outcomes.append(None)
+            except InvalidArgument as error:
+                outcomes.append(error)
+        if not commands:
+            self._send(StreamAnswer(id=call_id, results=[outcome_of(each) for each in outcomes]))
+            return
         answer = self._shard().submit_acknowledgements(commands)
-        answer.add_done_callback(lambda done: self._acknowledged(call_id, acks, done))
+        answer.add_done_callback(lambda done: self._acknowledged(call_id, outcomes, done))
 
-    def _acknowledged(self, call_id: int | str | None, acks: list[StreamAck], done: asyncio.Future[list[Any]]) -> None:
+    def _command(self, ack: StreamAck | InvalidArgument) -> Any:
+        if isinstance(ack, InvalidArgument):
+            raise ack
+        command = ACKNOWLEDGE.get(ack.verb.lower())
+        if command is None:
+            refuse("verb", "must be heartbeat, complete, fail or release")
+        peer_id = None if self._opened is None else self._opened.peer_id
+        return command(ack, holder_of(self._meta, ack.peer_id or peer_id))
+
+    def _acknowledged(self, call_id: int | str | None, outcomes: list[Any], done: asyncio.Future[list[Any]]) -> None:
+        """`outcomes` has the refusals of what was no command; the others come from the shard, in order."""
         if done.cancelled() or self._closed:
             return
         error = done.exception()
-        if isinstance(error, OmniRelayError):
-            self._send(StreamAnswer(id=call_id, error=error_body_of(error)))
+        if error is not None:
+            known = error if isinstance(error, OmniRelayError) else Internal("the node failed on this")
+            self._send(StreamAnswer(id=call_id, error=error_body_of(known)))
             return
-        for ack in acks:
-            if ack.verb != "heartbeat" and ack.ownership_token is not None:
-                token = self._held.pop(ack.ownership_token.lease_id.lower(), None)
-                if token is not None:
-                    self._held_leases.remove(token, self)
-        self._send(StreamAnswer(id=call_id, results=[outcome_of(each) for each in done.result()]))
+        decided = iter(done.result())
+        results = [outcome_of(next(decided) if each is None else each) for each in outcomes]
+        self._send(StreamAnswer(id=call_id, results=results))
 
     def _call(self, call_id: int | str | None, call: StreamCall) -> None:
         if len(self._tasks) >= CALLS_MAX:
             raise ResourceExhausted(
                 f"{CALLS_MAX} calls of this stream wait already", code="resource-exhausted", retry_after_ms=1_000
             )
+        size = len(bytes(call.request))
+        if self._call_bytes + size > CALL_BYTES_MAX:
+            raise ResourceExhausted(
+                f"calls of {self._call_bytes} bytes of this stream wait already",
+                code="resource-exhausted",
+                retry_after_ms=1_000,
+            )
+        self._call_bytes += size
         task = self._loop.create_task(self._serve(call_id, call))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: self._served(task, size))
+
+    def _served(self, task: asyncio.Task[None], size: int) -> None:
+        self._tasks.discard(task)
+        self._call_bytes -= size
 
     async def _serve(self, call_id: int | str | None, call: StreamCall) -> None:
         peer_id = None if self._opened is None else self._opened.peer_id
@@ -242,7 +291,7 @@ class LeaseStream:
             service=self._meta.service,
             caller=peer_id or self._meta.caller,
             transport=self._meta.transport,
-            deadline=None if call.ttl_ms is None else self._loop.time() + call.ttl_ms / 1000,
+            deadline=None if call.ttl_ms is None else self._loop.time() + min(call.ttl_ms, TTL_MAX_MS) / 1000,
             headers=self._meta.headers,
             principal=self._meta.principal,
         )
@@ -263,21 +312,31 @@ class LeaseStream:
         self._send(StreamAnswer(cancel=[token]))
 
     def lost(self, token: OwnershipToken) -> None:
+        self.ended(token)
+        self._send(StreamAnswer(lost=[token]))
+
+    def ended(self, token: OwnershipToken) -> None:
+        """The lease is over, or another stream has it."""
         self._held.pop(token.lease_id, None)
         self._unbegun.pop(token.lease_id, None)
-        self._send(StreamAnswer(lost=[token]))
 
     def _push(self) -> None:
         """Have leases pushed as long as there is credit."""
-        if self._opened is not None and self._credit > 0 and self._pushing is None and not self._closed:
+        wanted = self._credit > 0 or self._granted
+        if self._opened is not None and wanted and self._pushing is None and not self._closed:
             self._pushing = self._loop.create_task(self._push_leases(self._opened))
 
     async def _push_leases(self, opened: StreamOpen) -> None:
         filters = opened.filters
         try:
-            while self._credit > 0 and not self._outlet.congested:
-                shard = self._shard()
-                granted = await shard.lease(
+            while not self._outlet.congested:
+                if self._granted:
+                    self._send_granted()
+                    await asyncio.sleep(0)  # It goes out now; then it is known whether the peer takes it.
+                    continue
+                if self._credit <= 0:
+                    break
+                granted = await self._shard().lease(
                     caller_of(self._meta, opened.peer_id),
                     max_items=min(self._credit, LEASES_PER_CALL_MAX),
                     wait_ms=LEASE_WAIT_MS,
@@ -285,28 +344,49 @@ class LeaseStream:
                     resource_types=None if filters is None else filters.resource_types,
                     tenants=None if filters is None else filters.tenants,
                 )
-                if granted:
-                    self._credit -= len(granted)
-                    self._send(StreamAnswer(leases=self._pushed(granted, shard.now_ms()), clock=self._clock))
-        except Unavailable as error:
-            self._end(error, RESTARTING)
+                self._credit -= len(granted)
+                for each in granted:
+                    self._unbegun[each.token.lease_id] = each
+                    self._hold(each.token)
+                self._granted.extend(granted)
         except OmniRelayError as error:
-            self._end(error, POLICY)
+            self._end(error)
+        except Exception:
+            _log.exception("stream_failed", extra={"namespace": self._namespace})
+            self._end(Internal("the node failed on this stream; its log has the details"))
         finally:
             self._pushing = None
 
-    def _pushed(self, granted: list[GrantedLease], now_ms: int) -> list[Lease]:
-        """Leases as they go out. What remains of them counts from now, as does the clock that goes with them: the peer
-        adds the two and is never later than the node.
+    def _send_granted(self) -> None:
+        """As many leases as fit one message. What remains of them counts from now, as does the clock that goes with
+        them: the peer adds the two and is never later than the node.
         """
-        leases = []
-        for each in granted:
-            self._unbegun[each.token.lease_id] = each
-            self._hold(each.token)
-            lease = lease_of(each)
-            lease.remaining_ms = max(0, each.expires_at - now_ms)
+        shard = self._shard()
+        now_ms = shard.now_ms()
+        leases: list[Lease] = []
+        over: list[StreamAnswer] = []
+        size = 0
+        while self._granted and (not leases or size < PUSH_BYTES_MAX):
+            granted = self._granted.popleft()
+            if granted.token.lease_id not in self._held:
+                self._credit += 1  # It ended while it waited here; the peer never saw it.
+                continue
+            lease = lease_of(granted)
+            lease.remaining_ms = max(0, granted.expires_at - now_ms)
             leases.append(lease)
-        return leases
+            size += _size_of(granted)
+            item = shard.state.items.get(granted.token.sequence_id)
+            # What was decided together with the grant was told before this stream held the lease.
+            if item is None or item.lease is None or item.lease.token.lease_id != granted.token.lease_id:
+                self._held_leases.remove(granted.token, self)
+                self.ended(granted.token)
+                over.append(StreamAnswer(lost=[granted.token]))
+            elif item.trail is not None and item.trail.cancel_requested:
+                over.append(StreamAnswer(cancel=[granted.token]))
+        if leases:
+            self._send(StreamAnswer(leases=leases, clock=self._clock))
+        for answer in over:
+            self._send(answer)
 
     def _hold(self, token: OwnershipToken) -> None:
         self._held[token.lease_id] = token
@@ -317,11 +397,16 @@ class LeaseStream:
             return
         if not self._waiting:
             self._loop.call_soon(self._flush)
-        self._waiting.append(_encode(answer))
+        message = _encode(answer)
+        self._waiting.append(message)
+        self._waiting_bytes += len(message)
+        if self._waiting_bytes > MESSAGE_BYTES_MAX:
+            self._flush()  # Who leaves too much unread is dropped before the next answer is made.
 
     def _flush(self) -> None:
         """Everything that was said in this turn of the loop, in as few messages as it takes."""
         waiting, self._waiting = self._waiting, []
+        self._waiting_bytes = 0
         if len(waiting) == 1:
             self._outlet.send(waiting[0])
             return
@@ -334,8 +419,19 @@ class LeaseStream:
         if start < len(waiting):
             self._outlet.send(b"[" + b",".join(waiting[start:]) + b"]")
 
-    def _end(self, error: OmniRelayError, code: int) -> None:
-        """Say why, and end the stream."""
+    def _end(self, error: OmniRelayError) -> None:
+        """Say why, and end the stream. Who broke a rule hears so; anything else is worth another connection."""
         self._send(StreamAnswer(error=error_body_of(error)))
         self._flush()
-        self._outlet.close(code, error.code)
+        self._outlet.close(POLICY if isinstance(error, _RULES) else RESTARTING, error.code)
+
+
+_RULES = (InvalidArgument, PermissionDenied)
+
+
+def _size_of(granted: GrantedLease) -> int:
+    """About how much a lease takes on the wire."""
+    payload = granted.payload
+    attributes = sum(len(name) + len(value) for name, value in (payload.attributes or {}).items())
+    progress = 0 if granted.progress is None else len(granted.progress)
+    return len(payload.body) * 4 // 3 + attributes + progress + 1_024

@@ -21,6 +21,7 @@ from omnirelay.errors import OmniRelayError, Unavailable
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.sessions import NORMAL, RESTARTING, Session
 from omnirelay.rpc.statuses import http_status
+from omnirelay.transport.http import _check_origin
 from omnirelay.transport.http_headers import error_body, error_headers, request_meta
 
 _log = logging.getLogger("omnirelay.transport")
@@ -32,10 +33,15 @@ CONGESTED_ABOVE = 1024 * 1024
 PING_SECONDS = 20.0
 UNREAD_SECONDS_MAX = 30.0
 """How long a peer may leave everything unread, or say nothing at all although it was asked."""
+CLOSE_SECONDS_MAX = 2.0
 
 
 class WebSocketLink(asyncio.Protocol):
     """What both ends have in common: messages in, messages out, pings, and the end."""
+
+    ping_seconds = PING_SECONDS
+    silence_seconds_max = PING_SECONDS + UNREAD_SECONDS_MAX
+    """A peer that has said nothing for so long, although it was asked, is not there any more."""
 
     def __init__(self, engine: ServerProtocol | ClientProtocol) -> None:
         self._engine = engine
@@ -54,6 +60,9 @@ class WebSocketLink(asyncio.Protocol):
 
     def on_message(self, data: bytes) -> None:
         raise NotImplementedError
+
+    def on_pong(self, data: bytes) -> None:
+        """The peer has taken in everything that was sent before this ping."""
 
     def on_resumed(self) -> None:
         """The peer has caught up."""
@@ -81,14 +90,20 @@ class WebSocketLink(asyncio.Protocol):
             self._engine.send_close(code, reason[:100])
             self._write()
             # Whoever does not answer the close is not waited for.
-            self._loop.call_later(2.0, self._abort)
+            self._loop.call_later(CLOSE_SECONDS_MAX, self._abort)
+
+    def ping(self, data: bytes) -> None:
+        """Ask for a sign of life; `on_pong` gets the data back."""
+        if not self._gone and self._engine.state is State.OPEN:
+            self._engine.send_ping(data)
+            self._write()
 
     # -- asyncio -------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=CONGESTED_ABOVE)
-        self._timer = self._loop.call_later(PING_SECONDS, self._look_after)
+        self._timer = self._loop.call_later(self.ping_seconds, self._look_after)
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
@@ -130,6 +145,8 @@ class WebSocketLink(asyncio.Protocol):
             if frame.fin:
                 message, self._parts = b"".join(self._parts), []
                 self.on_message(message)
+        elif frame.opcode is Opcode.PONG:
+            self.on_pong(bytes(frame.data))
 
     def _write(self) -> None:
         transport = self._transport
@@ -143,7 +160,7 @@ class WebSocketLink(asyncio.Protocol):
                 transport.close()
                 return
         if self._engine.close_expected():
-            self._loop.call_later(2.0, self._abort)
+            self._loop.call_later(CLOSE_SECONDS_MAX, self._abort)
 
     def _look_after(self) -> None:
         """Ask for a sign of life, and give up on a peer that has shown none for long."""
@@ -151,13 +168,12 @@ class WebSocketLink(asyncio.Protocol):
         if self._congested_since is not None and now - self._congested_since > UNREAD_SECONDS_MAX:
             self._drop("it does not read")
             return
-        if now - self._heard_at > PING_SECONDS + UNREAD_SECONDS_MAX:
+        if now - self._heard_at > self.silence_seconds_max:
             self._drop("it is silent")
             return
-        if self._engine.state is State.OPEN and now - self._heard_at > PING_SECONDS / 2:
-            self._engine.send_ping(b"")
-            self._write()
-        self._timer = self._loop.call_later(PING_SECONDS, self._look_after)
+        if now - self._heard_at > self.ping_seconds / 2:
+            self.ping(b"")
+        self._timer = self._loop.call_later(self.ping_seconds, self._look_after)
 
     def _drop(self, why: str) -> None:
         _log.warning("peer_dropped", extra={"reason": why})
@@ -171,9 +187,10 @@ class WebSocketLink(asyncio.Protocol):
 class WebSocketInbound(WebSocketLink):
     """The server's end: one duplex call of a dispatcher. uvicorn makes one when a connection is upgraded."""
 
-    def __init__(self, dispatcher: Dispatcher, server_state: Any) -> None:
+    def __init__(self, dispatcher: Dispatcher, server_state: Any, same_origin_only: bool) -> None:
         super().__init__(ServerProtocol(max_size=MESSAGE_MAX))
         self._dispatcher = dispatcher
+        self._same_origin_only = same_origin_only
         self._server_state = server_state
         self._session: Session | None = None
 
@@ -187,8 +204,9 @@ class WebSocketInbound(WebSocketLink):
 
     def shutdown(self) -> None:
         """What uvicorn calls when the server stops."""
-        self.close(RESTARTING, "the node is stopping")
-        if self._engine.state is not State.OPEN:
+        if self._engine.state is State.OPEN:
+            self.close(RESTARTING, "the node is stopping")
+        elif self._engine.state is State.CONNECTING:
             self._abort()
 
     def on_handshake(self, event: Request | Response) -> None:
@@ -213,6 +231,8 @@ class WebSocketInbound(WebSocketLink):
         if self._dispatcher.draining:
             raise Unavailable("the node is stopping", code="error.resourcelease.draining", retry_after_ms=1_000)
         headers = {name.lower(): value for name, value in reversed(list(request.headers.raw_items()))}
+        if self._same_origin_only:
+            _check_origin(headers)
         parts = request.path.partition("?")[0].split("/")
         named = f"{parts[2]}::{parts[3]}" if len(parts) == 4 and parts[1] == "v1" else ""
         procedure = headers.get("rpc-procedure", named)
@@ -234,10 +254,14 @@ class WebSocketInbound(WebSocketLink):
             session.closed()
 
 
-def websocket_inbound(dispatcher: Dispatcher) -> Callable[..., asyncio.Protocol]:
-    """What uvicorn takes as its `ws`: makes the protocol of an upgraded connection."""
+def websocket_inbound(dispatcher: Dispatcher, *, same_origin_only: bool = True) -> Callable[..., asyncio.Protocol]:
+    """What uvicorn takes as its `ws`: makes the protocol of an upgraded connection.
+
+    `same_origin_only` refuses what a browser sends on behalf of another site, as it does over HTTP. Browsers let any
+    page open a WebSocket to any host, so this is the only thing between a page and a node without authentication.
+    """
 
     def make(*, server_state: Any, **_: Any) -> asyncio.Protocol:
-        return WebSocketInbound(dispatcher, server_state)
+        return WebSocketInbound(dispatcher, server_state, same_origin_only)
 
     return make

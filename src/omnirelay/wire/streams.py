@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from omnirelay.core.payload import OwnershipToken
+from omnirelay.errors import InvalidArgument
 from omnirelay.wire.answers import ErrorBody, Lease, Outcome, Outgoing
+from omnirelay.wire.reading import Reader
 from omnirelay.wire.requests import EnqueueItem, FailAck, Incoming, IncomingProgress
 
 CREDIT_MAX = 100_000
@@ -71,3 +74,58 @@ class StreamAnswer(Outgoing):
     cancel: list[OwnershipToken] | None = None
     lost: list[OwnershipToken] | None = None
     error: ErrorBody | None = None
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+class Received(msgspec.Struct):
+    """One message as it was read. What does not fit is refused where it stands: other messages, and other
+    acknowledgements of the same one, are those of jobs that have nothing to do with it.
+    """
+
+    message: StreamMessage
+    acks: Sequence[StreamAck | InvalidArgument] | None = None
+    error: InvalidArgument | None = None
+    """Why the message as a whole was not understood; then only its id is known, if any."""
+
+
+_messages = Reader(StreamMessage)
+_acks = Reader(StreamAck)
+
+
+def read_messages(data: bytes) -> list[Received]:
+    """One message or an array of them. Raises InvalidArgument when it is not JSON, or not made of objects."""
+    if data[:1].isspace():
+        data = data.lstrip()
+    try:
+        return [Received(message, message.acks) for message in _messages.read_many(data)]
+    except InvalidArgument as error:
+        try:
+            parsed = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise error from None
+        values = parsed if isinstance(parsed, list) else [parsed]
+        if not all(isinstance(value, dict) for value in values):
+            raise
+        return [_received(value) for value in values]
+
+
+def _received(value: dict[str, Any]) -> Received:
+    by_name = {name.lower(): each for name, each in value.items()}
+    acks = by_name.get("acks")
+    try:
+        message = _messages.convert({name: each for name, each in value.items() if name.lower() != "acks"})
+        if acks is not None and not isinstance(acks, list):
+            raise InvalidArgument("acks must be an array", code="resourcelease.acks.invalid", field="acks")
+    except InvalidArgument as error:
+        call_id = by_name.get("id")
+        return Received(StreamMessage(id=call_id if isinstance(call_id, int | str) else None), error=error)
+    return Received(message, None if acks is None else [_ack(each) for each in acks])
+
+
+def _ack(value: Any) -> StreamAck | InvalidArgument:
+    try:
+        return _acks.convert(value)
+    except InvalidArgument as error:
+        return error

@@ -1,0 +1,181 @@
+"""A node as a process of its own, that can be killed and started again in its place, and the network before it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+_NODE = """
+import json, sys
+from pathlib import Path
+from omnirelay.core.options import QueueOptions
+from omnirelay.node.running import run_node
+from omnirelay.node.settings import LogSection, NodeSection, NodeSettings, ShardSettings
+data, port, options = sys.argv[1], int(sys.argv[2]), QueueOptions(**json.loads(sys.argv[3]))
+run_node(
+    NodeSettings(
+        node=NodeSection(port=port, data=Path(data)),
+        log=LogSection(url="sqlite:"),
+        shards=(ShardSettings(name="resourcelease", namespace="resourcelease", options=options),),
+    ),
+    lambda node: print(node.url, flush=True),
+)
+"""
+
+
+class NodeProcess:
+    """Runs from construction to `kill`, `stop` or the end of the block; `start` runs it again at the same address."""
+
+    def __init__(self, data: Path, **options: Any) -> None:
+        """`options` are those of the queue."""
+        self._data = data
+        self._options = options
+        self._process: subprocess.Popen[str] | None = None
+        self.url = ""
+        self.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Returns when it serves."""
+        port = urlsplit(self.url).port or 0
+        command = [sys.executable, "-c", _NODE, str(self._data), str(port), json.dumps(self._options)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        url = self._process.stdout.readline().strip()
+        if not url:
+            raise AssertionError(f"the node did not start: {self._process.stderr.read()}")
+        self.url = url
+
+    def kill(self) -> None:
+        """As a power cut would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """As an operator would; the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.communicate(timeout=30)
+        return self._process.returncode
+
+    def __enter__(self) -> NodeProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+
+
+class Network:
+    """A way to a node that can be cut, or swallow what is sent, without either end being told."""
+
+    def __init__(self, target: str) -> None:
+        self._target = urlsplit(target)
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._open = asyncio.Event()
+        self._open.set()
+        self.url = ""
+        self.connections = 0
+        """Made so far."""
+        self.refuses_upgrades = False
+        """Answers upgrades as a proxy that knows no WebSocket does."""
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**20)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._open.set()
+        self.cut()
+        await self._server.wait_closed()
+
+    def swallow(self) -> None:
+        """From now on nothing gets through, in either direction, and no connection is closed."""
+        self._open.clear()
+
+    def heal(self) -> None:
+        self._open.set()
+
+    def cut(self) -> None:
+        """End every connection without a word."""
+        for writer in list(self._writers):
+            with contextlib.suppress(OSError):
+                writer.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00"
+                )
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.add(writer)
+        try:
+            if self.refuses_upgrades:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if b"upgrade: websocket" in head.lower():
+                    writer.write(b"HTTP/1.1 426 Upgrade Required\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno")
+                    await writer.drain()
+                    return
+                await self._join(reader, writer, head)
+            else:
+                await self._join(reader, writer, b"")
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:
+        await self._open.wait()
+        onward_reader, onward = await asyncio.open_connection(self._target.hostname, self._target.port, limit=2**20)
+        self._writers.add(onward)
+        onward.write(head)
+        ways = [
+            asyncio.ensure_future(self._forward(reader, onward)),
+            asyncio.ensure_future(self._forward(onward_reader, writer)),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            self._writers.discard(onward)
+            onward.close()
+
+    async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65_536):
+                await self._open.wait()
+                sink.write(data)
+                await sink.drain()
+
+
+@asynccontextmanager
+async def network_before(url: str) -> AsyncIterator[Network]:
+    network = Network(url)
+    await network.start()
+    try:
+        yield network
+    finally:
+        await network.stop()
