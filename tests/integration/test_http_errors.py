@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -16,8 +17,10 @@ from omnirelay.core.options import QueueOptions
 from omnirelay.errors import LogDamaged, LogFenced, LogRegressed, OmniRelayError
 from omnirelay.log import MemoryLog
 from omnirelay.node.node import Node
+from omnirelay.node.settings import LogSection
 from omnirelay.rpc.calls import RequestMeta
-from tests.integration.nodes import Http, running_node
+from tests.integration.http_sockets import until
+from tests.integration.nodes import Http, running_node, settings_for
 
 ITEM = {"payload": {"resourceType": "table", "resourceId": "orders"}}
 UNKNOWN = {"sequenceId": 99, "attempt": 1, "leaseId": "3f2504e0-4f89-41d3-9a0c-0305e82c3301"}
@@ -245,6 +248,16 @@ async def test_a_token_whose_lease_ended_is_inactive(http: Http, verb: str) -> N
 
 
 @pytest.mark.parametrize("verb", ["heartbeat", "complete", "fail", "release"])
+async def test_a_token_whose_lease_ran_out_is_inactive(http: Http, verb: str) -> None:
+    outlived = (await lease_of(http, leaseDurationMs=1))["ownershipToken"]
+    again = await http.call("lease", {"waitMs": 15_000})
+    assert again["sequenceId"] == outlived["sequenceId"]
+    response = await http.post(verb, {"ownershipToken": outlived})
+    refused(response, 412, "FAILED_PRECONDITION", "error.taskqueue.lease_inactive")
+    assert (await http.call(verb, {"ownershipToken": again["ownershipToken"]}))["success"] is True
+
+
+@pytest.mark.parametrize("verb", ["heartbeat", "complete", "fail", "release"])
 @pytest.mark.parametrize("name", ["fence", "Fence"])
 async def test_a_token_with_another_fence_is_refused(http: Http, verb: str, name: str) -> None:
     token = (await lease_of(http))["ownershipToken"]
@@ -293,6 +306,23 @@ async def test_a_full_shard_says_when_to_come_back() -> None:
             response = await http.post("enqueue", ITEM)
             refused(response, 429, "RESOURCE_EXHAUSTED", "error.resourcelease.backpressure")
             assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_more_waiting_lease_calls_than_allowed_are_told_to_come_back() -> None:
+    settings = settings_for(None)
+    node = Node(msgspec.structs.replace(settings, log=LogSection(url="memory:", waiting_leases_max=1)))
+    await node.start()
+    try:
+        async with Http(node) as http:
+            waiting = asyncio.ensure_future(http.post("lease", {}))
+            await until(lambda: node.dispatcher.active == 1)
+            response = await http.post("lease", {})
+            refused(response, 429, "RESOURCE_EXHAUSTED", "resource-exhausted")
+            assert response.headers["retry-after"] == "1"
+            await http.call("enqueue", ITEM)
+            assert (await waiting).json()["attempt"] == 1
+    finally:
+        await node.stop()
 
 
 async def test_an_intake_that_is_paused_says_so(http: Http) -> None:
