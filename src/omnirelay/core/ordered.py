@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, merge
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from omnirelay.core.items import Item
 
-Entry: TypeAlias = tuple[int, int, int, Item]
-"""(key, sequence id, stamp, item). Live while the item bears this stamp; no two entries share the first three."""
+Entry: TypeAlias = tuple[Any, ...]
+"""(key, sequence id, stamp, item). Live while the item bears this stamp; no two entries share the first three. The type
+says no more, because compiled code would take every entry apart that it only looks at."""
 
 _SLACK = 64
 """Stale entries tolerated before a clean-up, so that small queues never pay for one."""
@@ -26,19 +27,28 @@ _SLACK = 64
 class OrderedQueue:
     """`push` when an item enters the place, `left` right after its stamp has changed.
 
-    An empty one holds no deque: there are thousands of them, and half a kilobyte each would not fit any cache.
+    An item that is alone has no entry: there are thousands of queues, and most never hold a second one.
     """
 
-    __slots__ = ("_heap", "_run", "live")
+    __slots__ = ("_alone", "_alone_key", "_heap", "_run", "live")
 
     def __init__(self) -> None:
+        self._alone: Item | None = None
+        self._alone_key = 0
         self._run: deque[Entry] | None = None
         self._heap: list[Entry] | None = None
         self.live = 0
 
     def push(self, key: int, item: Item) -> None:
+        if not self.live:
+            self._alone = item
+            self._alone_key = key
+            self.live = 1
+            return
+        entry: Entry = (key, item.sequence_id, item.stamp, item)
         run = self._run
-        entry = (key, item.sequence_id, item.stamp, item)
+        if run is None:
+            run = self._entries()
         if run is None:
             self._run = deque((entry,))
         elif run[-1] < entry:
@@ -49,21 +59,37 @@ class OrderedQueue:
             heappush(self._heap, entry)
         self.live += 1
 
+    def _entries(self) -> deque[Entry] | None:
+        """The run, begun by whoever was alone so far."""
+        alone = self._alone
+        if alone is not None:
+            self._run = deque(((self._alone_key, alone.sequence_id, alone.stamp, alone),))
+            self._alone = None
+        return self._run
+
     def left(self, item: Item) -> None:
         """The item has a new stamp: drop it if it was first, and stale heads, so that readers need not look."""
         self.live = live = self.live - 1
         run = self._run
         if run is not None:
-            if run[0][3] is item:
+            first: Item = run[0][3]
+            if first is item:
                 run.popleft()
                 if not run:
                     self._run = None
             if self._heap is None and len(run) == live:
                 return
+        elif self._alone is not None:
+            self._alone = None
+            return
         self._settle(live)
 
     def take_first(self) -> None:
         """Take the first item out although its stamp stays the same."""
+        if self._alone is not None:
+            self._alone = None
+            self.live = 0
+            return
         run, heap = self._run, self._heap
         if run is not None and not (heap is not None and heap[0] < run[0]):
             run.popleft()
@@ -81,14 +107,14 @@ class OrderedQueue:
         entries = 0
         run = self._run
         if run is not None:
-            while run and (entry := run[0])[3].stamp != entry[2]:
+            while run and _is_stale(run[0]):
                 run.popleft()
             entries = len(run)
             if not entries:
                 self._run = None
         heap = self._heap
         if heap is not None:
-            while heap and (entry := heap[0])[3].stamp != entry[2]:
+            while heap and _is_stale(heap[0]):
                 heappop(heap)
             entries += len(heap)
             if not heap:
@@ -99,43 +125,55 @@ class OrderedQueue:
     def first(self) -> Item | None:
         run = self._run
         heap = self._heap
+        first: Item
         if heap is None:
-            return None if run is None else run[0][3]
-        if run is None or heap[0] < run[0]:
-            return heap[0][3]
-        return run[0][3]
+            if run is None:
+                return self._alone
+            first = run[0][3]
+        elif run is None or heap[0] < run[0]:
+            first = heap[0][3]
+        else:
+            first = run[0][3]
+        return first
 
     def first_key(self) -> int | None:
         """The smallest key, or None when the queue is empty."""
         run = self._run
         heap = self._heap
+        key: int
         if heap is None:
-            return None if run is None else run[0][0]
-        if run is None or heap[0][0] < run[0][0]:
-            return heap[0][0]
-        return run[0][0]
+            if run is None:
+                return None if self._alone is None else self._alone_key
+            key = run[0][0]
+        elif run is None or heap[0] < run[0]:
+            key = heap[0][0]
+        else:
+            key = run[0][0]
+        return key
 
     def __iter__(self) -> Iterator[Item]:
         """Live items in order, read lazily and without changing anything: O(log n) for each one taken."""
-        entries: Iterator[Entry] = iter(self._run or ())
-        if self._heap is not None:
-            entries = merge(entries, _in_order(self._heap))
-        for entry in entries:
+        for entry in self._in_order():
             if entry[3].stamp == entry[2]:
                 yield entry[3]
 
     def up_to(self, key: int, count_max: int) -> list[Item]:
         """At most `count_max` live items whose key is not above `key`, in order."""
         found: list[Item] = []
-        entries: Iterator[Entry] = iter(self._run or ())
-        if self._heap is not None:
-            entries = merge(entries, _in_order(self._heap))
-        for entry in entries:
+        for entry in self._in_order():
             if entry[0] > key or len(found) >= count_max:
                 break
             if entry[3].stamp == entry[2]:
                 found.append(entry[3])
         return found
+
+    def _in_order(self) -> Iterator[Entry]:
+        """All entries, stale ones among them."""
+        alone = self._alone
+        if alone is not None:
+            return iter([(self._alone_key, alone.sequence_id, alone.stamp, alone)])
+        entries: Iterator[Entry] = iter(self._run or ())
+        return entries if self._heap is None else merge(entries, _in_order(self._heap))
 
     def _compact(self) -> None:
         run = [entry for entry in self._run or () if entry[3].stamp == entry[2]]
@@ -147,6 +185,12 @@ class OrderedQueue:
         heapify(heap)
         self._run = deque(run) if run else None
         self._heap = heap or None
+
+
+def _is_stale(entry: Entry) -> bool:
+    item: Item = entry[3]
+    stamp: int = entry[2]
+    return item.stamp != stamp
 
 
 def _in_order(heap: list[Entry]) -> Iterator[Entry]:

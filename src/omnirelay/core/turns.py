@@ -40,8 +40,9 @@ class Turns:
     __slots__ = ("_tickets", "floor", "heap", "highest", "live")
 
     def __init__(self) -> None:
-        self.heap: list[tuple[int, str, int, Any]] = []
-        """The members are lanes or shares; whoever takes one out says which."""
+        self.heap: list[tuple[Any, ...]] = []
+        """The members are lanes or shares; whoever takes one out says which. The type of an entry says no more, because
+        compiled code would take every entry apart that it only looks at."""
         self._tickets = 0
         """Counts entries: one that is forgotten and comes back must not be taken for what it left behind."""
         self.live = 0
@@ -52,7 +53,10 @@ class Turns:
 
     def least(self) -> int:
         """The time at which somebody would join now."""
-        return self.heap[0][3].time if self.heap else self.floor
+        if not self.heap:
+            return self.floor
+        first: Member = self.heap[0][3]
+        return first.time
 
     def join(self, member: Member) -> None:
         least = self.least()
@@ -62,15 +66,19 @@ class Turns:
 
     def put(self, member: Member) -> None:
         """Let a member in at the time it has: for a state that is being loaded."""
+        self._tickets = ticket = self._tickets + 1
         member.offering = True
-        self._tickets += 1
-        member.ticket = self._tickets
+        member.ticket = ticket
         self.live += 1
         heap = self.heap
+        entry = (member.time, member.name, ticket, member)
+        if not heap:
+            heap.append(entry)
+            return
         if len(heap) == 1:
             alone: Member = heap[0][3]
             heap[0] = (alone.time, alone.name, alone.ticket, alone)
-        heappush(heap, (member.time, member.name, member.ticket, member))
+        heappush(heap, entry)
 
     def leave(self, member: Member) -> None:
         member.offering = False
@@ -78,29 +86,39 @@ class Turns:
         self.live -= 1
         self._settle()
 
-    def charge(self, member: Member, cost: int) -> None:
-        """The member has its turn."""
+    def charge(self, member: Member, cost: int, stays: bool) -> None:
+        """The member has its turn, and leaves with it unless it stays."""
         heap = self.heap
-        self.floor = heap[0][3].time
-        member.time += cost
-        if member.time > self.highest:
-            self.highest = member.time
-        if len(heap) == 1:
+        first: Member = heap[0][3]
+        self.floor = first.time
+        member.time = time = member.time + cost
+        if time > self.highest:
+            self.highest = time
+        if not stays:
+            member.offering = False
+            member.ticket = 0
+            self.live -= 1
+        elif len(heap) == 1:
             return
-        if heap[0][3] is member:
-            heapreplace(heap, (member.time, member.name, member.ticket, member))
+        elif first is member:
+            heapreplace(heap, (time, member.name, member.ticket, member))
         else:
-            self._tickets += 1
-            member.ticket = self._tickets
-            heappush(heap, (member.time, member.name, member.ticket, member))
+            self._tickets = ticket = self._tickets + 1
+            member.ticket = ticket
+            heappush(heap, (time, member.name, ticket, member))
         self._settle()
 
     def _settle(self) -> None:
         heap = self.heap
-        while heap and heap[0][2] != heap[0][3].ticket:
+        while heap:
+            entry = heap[0]
+            first: Member = entry[3]
+            ticket: int = entry[2]
+            if first.ticket == ticket:
+                break
             heappop(heap)
         if len(heap) > 2 * self.live + _SLACK:
-            self.heap = [entry for entry in heap if entry[2] == entry[3].ticket]
+            self.heap = [entry for entry in heap if entry[3].ticket == entry[2]]
             heapify(self.heap)
 
     def start_over(self) -> None:
