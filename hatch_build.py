@@ -20,12 +20,15 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 COMPILED = (
+    "batches",
+    "cycle",
     "decide",
     "evolve",
     "items",
     "keys",
     "lanes",
     "ordered",
+    "requests",
     "roster",
     "rules/acknowledge",
     "rules/enqueue",

@@ -53,11 +53,21 @@ class OrderedQueue:
             self._run = deque((entry,))
         elif run[-1] < entry:
             run.append(entry)
-        elif self._heap is None:
+        else:
+            self._push_aside(run, entry)
+        self.live += 1
+
+    def _push_aside(self, run: deque[Entry], entry: Entry) -> None:
+        """Out of order: one of the two goes to the heap. When only the last of the run is in the way, it is that one
+        (a lease that is longer than most, say), or all that come after it would be out of order too."""
+        if len(run) == 1 or run[-2] < entry:
+            last = run.pop()
+            run.append(entry)
+            entry = last
+        if self._heap is None:
             self._heap = [entry]
         else:
             heappush(self._heap, entry)
-        self.live += 1
 
     def _entries(self) -> deque[Entry] | None:
         """The run, begun by whoever was alone so far."""

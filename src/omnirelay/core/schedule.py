@@ -244,7 +244,7 @@ class Schedule:
             of_tenant.used += weight
         # Whoever has nothing left to offer leaves with its turn, unless limits have to be looked at first.
         tenant_is_open = of_tenant is None or of_tenant.open_for(self._heaviest)
-        share.turns.charge(lane, cost if lane.weight == 1 else cost // lane.weight, not tenant_is_open or queue.live > 0)
+        share.turns.charge(lane, cost // lane.weight, not tenant_is_open or queue.live > 0)
         type_is_open = tenant_is_open and (of_type is None or of_type.open_for(self._heaviest))
         above = level.turns
         above.charge(share, cost, not type_is_open or share.turns.live > 0)

@@ -85,6 +85,7 @@ class State:
         "dead",
         "delayed",
         "ended",
+        "ended_max",
         "ended_order",
         "finished",
         "finished_bytes",
@@ -105,7 +106,7 @@ class State:
     )
 
     def __init__(self, options: QueueOptions | None = None) -> None:
-        self.options = options or QueueOptions()
+        self.set_options(options or QueueOptions())
         self.sequence = 0
         self.time = 0
         self.generation = 1
@@ -129,6 +130,11 @@ class State:
         self.backpressure = False
         self.backpressure_at: int | None = None
         """When it last changed."""
+
+    def set_options(self, options: QueueOptions) -> None:
+        self.options = options
+        self.ended_max = options.ended_lease_max
+        """Asked for with every lease that ends."""
 
     @property
     def pending_count(self) -> int:

@@ -8,6 +8,7 @@ import msgspec
 
 from omnirelay.core import events as ev
 from omnirelay.core.answers import CompleteAnswer, FailAnswer, HeartbeatAnswer
+from omnirelay.core.batches import check_batch
 from omnirelay.core.commands import (
     CompleteItem,
     ExpireLeases,
@@ -17,6 +18,7 @@ from omnirelay.core.commands import (
     ReturnUndelivered,
 )
 from omnirelay.core.intake import (
+    caller_bytes,
     check_completion,
     check_failure,
     check_release,
@@ -156,6 +158,8 @@ def decide_complete(
     if command.plain:
         return [ev.Completed(sequence_number=sequence, timestamp=now_ms, ownership=lease.token)], PLAIN_COMPLETE
     check_completion(command, state.options)
+    if asked.follow_ups:
+        check_batch(asked.follow_ups, state.options.body_limit, caller_bytes(command.caller))
     events: list[ev.Event] = []
     follow_up_ids: list[int] | None = None
     if command.follow_ups:
