@@ -22,6 +22,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 COMPILED = (
     "batches",
     "cycle",
+    "deadlines",
     "decide",
     "evolve",
     "items",

@@ -133,7 +133,7 @@ def lease_out(
     item.lease = lease
     state.ready.left()
     state.schedule.granted(item, guard, now_ms)
-    state.leased.push(deadline, item)
+    state.leased.enter(deadline, item)
     if request_key is not None:
         state.grants.setdefault(request_key, {})[item.sequence_id] = item
     return lease
@@ -146,7 +146,7 @@ def end_lease(state: State, item: Item, now_ms: int, sequence: int, verb: int) -
     token = lease.token
     item.lease = None
     item.stamp = sequence
-    state.leased.left(item)
+    state.leased.leave(lease.deadline, item)
     if lease.request_key is not None:
         _forget_grant(state, item, lease)
     if verb != COMPLETE:

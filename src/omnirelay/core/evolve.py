@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from omnirelay.core import events as ev
 from omnirelay.core.cycle import end_lease, evolve_completed, evolve_enqueue, evolve_granted, finish
+from omnirelay.core.deadlines import Deadlines
 from omnirelay.core.items import (
     CANCELLED,
     DEAD,
@@ -26,7 +27,6 @@ from omnirelay.core.items import (
     intern_strings,
     size_of,
 )
-from omnirelay.core.ordered import OrderedQueue
 from omnirelay.core.pauses import Pause, scope_name
 from omnirelay.core.payload import ErrorInfo
 from omnirelay.core.requests import end_request, remember_request, settle_requests
@@ -124,10 +124,10 @@ def _evolve_heartbeat(state: State, event: ev.Heartbeat) -> None:
     if progress:
         item.with_trail().progress = progress
     if event.expires_at != lease.deadline:
+        state.leased.leave(lease.deadline, item)
         lease.deadline = event.expires_at
         item.stamp = event.sequence_number
-        state.leased.left(item)
-        state.leased.push(event.expires_at, item)
+        state.leased.enter(event.expires_at, item)
 
 
 def _evolve_failed(state: State, event: ev.Failed) -> None:
@@ -355,11 +355,11 @@ def _evolve_leader(state: State, event: ev.LeaderElected) -> None:
     if shift <= 0:
         return
     leased = list(state.leased)
-    state.leased = OrderedQueue()
+    state.leased = Deadlines()
     for item in leased:
         lease = _lease_of(item)
         lease.deadline += shift
-        state.leased.push(lease.deadline, item)
+        state.leased.enter(lease.deadline, item)
 
 
 def _evolve_paused(state: State, event: ev.Paused) -> None:

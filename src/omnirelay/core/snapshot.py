@@ -219,8 +219,8 @@ def _load_items(state: State, items: list[Item]) -> None:
         assert item.not_before is not None
         state.delayed.push(item.not_before, item)
     leased = [(item.lease.deadline, item) for item in by_state[LEASED] if item.lease is not None]
-    for deadline, item in sorted(leased, key=lambda pair: (pair[0], pair[1].sequence_id)):
-        state.leased.push(deadline, item)
+    for deadline, item in leased:
+        state.leased.enter(deadline, item)
     for _, item in sorted(leased, key=lambda pair: _fence(pair[1])):
         if item.lease is not None and item.lease.request_key is not None:
             state.grants.setdefault(item.lease.request_key, {})[item.sequence_id] = item

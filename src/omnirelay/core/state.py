@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 
+from omnirelay.core.deadlines import Deadlines
 from omnirelay.core.items import Item, Lease
 from omnirelay.core.native import mypyc_attr
 from omnirelay.core.options import QueueOptions
@@ -115,7 +116,7 @@ class State:
         self.ready = Roster()
         self.schedule = Schedule(self.options)
         self.delayed = OrderedQueue()
-        self.leased = OrderedQueue()
+        self.leased = Deadlines()
         self.live_bytes = 0
         self.finished: deque[Item] = deque()
         self.finished_bytes = 0
