@@ -26,6 +26,7 @@ from omnirelay.core.payload import NewItem, Payload
 from omnirelay.errors import InvalidArgument
 
 # What is asked for with every item; compiled code would look a name up in its module each time.
+_astuple: Final = astuple
 _NEW_ITEM: Final[Any] = NewItem
 _PAYLOAD: Final[Any] = Payload
 _NAME_MAX: Final[int] = NAME_MAX
@@ -54,7 +55,7 @@ def check_batch(items: Any, body_limit: int, per_item: int = 0) -> int:
     good: set[str] = set()
     for index, item in enumerate(items):
         if type(item) is _NEW_ITEM:
-            payload, priority, weight, not_before, delay_ms, max_attempts = astuple(item)
+            payload, priority, weight, not_before, delay_ms, max_attempts = _astuple(item)
             if (
                 type(payload) is _PAYLOAD
                 and not_before is None
@@ -65,7 +66,7 @@ def check_batch(items: Any, body_limit: int, per_item: int = 0) -> int:
             ):
                 level: int = priority
                 units: int = weight
-                resource_type, resource_id, partition_key, encoding, body, attributes, request_id = astuple(payload)
+                resource_type, resource_id, partition_key, encoding, body, attributes, request_id = _astuple(payload)
                 if (
                     0 <= level <= 9
                     and 1 <= units <= _WEIGHT_MAX

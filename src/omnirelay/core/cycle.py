@@ -7,6 +7,7 @@ just decided an event passes on what it was made of, because reading it back cos
 from __future__ import annotations
 
 from sys import intern
+from typing import Final
 
 from msgspec.structs import astuple
 
@@ -25,6 +26,10 @@ from omnirelay.core.items import (
 from omnirelay.core.payload import OwnershipToken, Payload
 from omnirelay.core.requests import end_request, remember_request
 from omnirelay.core.state import State
+
+# What is asked for with every item; compiled code would look a name up in its module each time.
+_astuple: Final = astuple
+_intern: Final = intern
 
 # -- coming in ---------------------------------------------------------------------------------
 
@@ -45,7 +50,7 @@ def evolve_enqueue(state: State, event: Enqueue) -> None:
         sequence,
         now_ms,
         _schema,
-    ) = astuple(event)
+    ) = _astuple(event)
     item = take_in(
         state, sequence, now_ms, sequence_id, payload, priority, weight, not_before, max_attempts, request_key
     )
@@ -67,15 +72,15 @@ def take_in(
     max_attempts: int | None,
     request_key: bytes | None,
 ) -> Item:
-    resource_type, resource_id, partition_key, encoding, body, attributes, _request_id = astuple(payload)
-    shared = intern(resource_type)
+    resource_type, resource_id, partition_key, encoding, body, attributes, _request_id = _astuple(payload)
+    shared = _intern(resource_type)
     if shared is not resource_type:
         payload.resource_type = shared
     size = len(body)
     if not size:
         payload.body = NO_BODY
     if encoding is not None:
-        payload.payload_encoding = intern(encoding)
+        payload.payload_encoding = _intern(encoding)
     if attributes is not None:
         size += share_attributes(payload, attributes)
     item = Item(
@@ -110,7 +115,7 @@ def take_in(
 
 
 def evolve_granted(state: State, event: LeaseGranted) -> None:
-    token, deadline, owner, principal, request_key, guard, sequence, now_ms, _schema = astuple(event)
+    token, deadline, owner, principal, request_key, guard, sequence, now_ms, _schema = _astuple(event)
     item = state.items[token.sequence_id]
     lease_out(state, item, sequence, now_ms, token, deadline, owner, principal, request_key, guard)
 
@@ -177,7 +182,7 @@ def _forget_grant(state: State, item: Item, lease: Lease) -> None:
 
 
 def evolve_completed(state: State, event: Completed) -> None:
-    token, result, result_encoding, follow_up_ids, sequence, now_ms, _schema = astuple(event)
+    token, result, result_encoding, follow_up_ids, sequence, now_ms, _schema = _astuple(event)
     item = state.items[token.sequence_id]
     if result is not None:
         trail = item.with_trail()

@@ -67,6 +67,7 @@ Ids = Callable[[], str]
 """Gives a new lease id each time: a lower-case UUID."""
 
 # What is asked for with every item; compiled code would look a name up in its module each time.
+_astuple: Final = astuple
 _COMPLETE_ITEM: Final = cmd.CompleteItem
 _GRANT_LEASES: Final = cmd.GrantLeases
 _COMPLETED: Final = ev.Completed
@@ -76,7 +77,7 @@ _OWNERSHIP_TOKEN: Final = OwnershipToken
 def apply(state: State, command: cmd.Command, now_ms: int, arrived_ms: int, ids: Ids, out: list[ev.Event]) -> Any:
     kind = type(command)
     if kind is _COMPLETE_ITEM:
-        token, caller, result, result_encoding, follow_ups = astuple(command)
+        token, caller, result, result_encoding, follow_ups = _astuple(command)
         if result is None and result_encoding is None and follow_ups is None:
             return _apply_plain_complete(state, token, caller, now_ms, arrived_ms, out)
     elif kind is _GRANT_LEASES:
@@ -108,7 +109,7 @@ def _apply_plain_complete(
 def apply_grants(state: State, command: Any, now_ms: int, ids: Ids, out: list[ev.Event]) -> list[GrantedLease]:
     """Grant up to `items_max` leases; a repeat by request id gets what it still holds, and nothing new."""
     check_grant(command, state.options)
-    caller, items_max, wanted_ms, request_id, _types, _tenants = astuple(command)
+    caller, items_max, wanted_ms, request_id, _types, _tenants = _astuple(command)
     if request_id is not None:
         repeated = repeated_grants(state, command, now_ms)
         if repeated:

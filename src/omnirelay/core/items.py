@@ -160,6 +160,9 @@ def size_of(payload: Payload) -> int:
     return size
 
 
+_intern: Final = intern
+"""Asked for with every attribute; compiled code would look the name up in its module each time."""
+
 NO_BODY: Final = Payload(resource_type="", resource_id="").body
 """The one empty body. Encoders leave defaults out by identity, and not every empty `bytes` is the same object."""
 
@@ -185,12 +188,12 @@ def share_attributes(payload: Payload, attributes: dict[str, str]) -> int:
     anew = type(attributes) is not dict or not attributes
     for name, value in attributes.items():
         size += len(name) + len(value)
-        if anew or intern(name) is not name:
+        if anew or _intern(name) is not name:
             anew = True
             continue
-        shared = intern(value)
+        shared = _intern(value)
         if shared is not value:
             attributes[name] = shared
     if anew:
-        payload.attributes = {intern(name): intern(value) for name, value in attributes.items()} or None
+        payload.attributes = {_intern(name): _intern(value) for name, value in attributes.items()} or None
     return size

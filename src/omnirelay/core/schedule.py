@@ -111,14 +111,14 @@ class Schedule:
         front = self._front
         if front is None or self.paused:
             return None
-        share: Share = front.turns.heap[0][3]
-        lane: Lane = share.turns.heap[0][3]
+        share: Share = front.turns.first
+        lane: Lane = share.turns.first
         return lane.queue.first()
 
     def _first_lane(self, level: Level) -> Lane:
         """The lane whose turn it is in a class that offers."""
-        share: Share = level.turns.heap[0][3]
-        lane: Lane = share.turns.heap[0][3]
+        share: Share = level.turns.first
+        lane: Lane = share.turns.first
         return lane
 
     def tenant_of(self, item: Item) -> str:

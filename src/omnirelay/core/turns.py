@@ -17,6 +17,11 @@ SCALE: Final = 1 << 20
 _SLACK: Final = 16
 """Stale entries tolerated before a clean-up."""
 
+# What every turn asks for; compiled code would look a name up in its module each time.
+_heappop: Final = heappop
+_heappush: Final = heappush
+_heapreplace: Final = heapreplace
+
 
 class Member:
     """Something that takes turns. `ticket` tells its present entry from those it left behind."""
@@ -31,18 +36,20 @@ class Member:
 
 
 class Turns:
-    """A heap of (time, name, ticket, member) whose first entry is always a live one.
+    """The members that are in, and which of them is first.
 
-    A member that is alone has its turns without touching the heap: the time in its entry is made good when somebody
-    joins.
+    One that is alone is not in the heap: it has its turns without touching it, and most never get company. Otherwise
+    the heap holds (time, name, ticket, member), and its first entry is always a live one.
     """
 
-    __slots__ = ("_tickets", "floor", "heap", "highest", "live")
+    __slots__ = ("_heap", "_tickets", "first", "floor", "highest", "live")
 
     def __init__(self) -> None:
-        self.heap: list[tuple[Any, ...]] = []
-        """The members are lanes or shares; whoever takes one out says which. The type of an entry says no more, because
-        compiled code would take every entry apart that it only looks at."""
+        self.first: Any = None
+        """The member whose turn it is. They are lanes or shares; whoever takes one out says which."""
+        self._heap: list[tuple[Any, ...]] = []
+        """The type of an entry says no more, because compiled code would take every entry apart that it only looks
+        at."""
         self._tickets = 0
         """Counts entries: one that is forgotten and comes back must not be taken for what it left behind."""
         self.live = 0
@@ -53,9 +60,9 @@ class Turns:
 
     def least(self) -> int:
         """The time at which somebody would join now."""
-        if not self.heap:
+        if not self.live:
             return self.floor
-        first: Member = self.heap[0][3]
+        first: Member = self.first
         return first.time
 
     def join(self, member: Member) -> None:
@@ -66,19 +73,21 @@ class Turns:
 
     def put(self, member: Member) -> None:
         """Let a member in at the time it has: for a state that is being loaded."""
-        self._tickets = ticket = self._tickets + 1
         member.offering = True
-        member.ticket = ticket
-        self.live += 1
-        heap = self.heap
-        entry = (member.time, member.name, ticket, member)
-        if not heap:
-            heap.append(entry)
+        self.live = live = self.live + 1
+        if live == 1:
+            self.first = member
             return
-        if len(heap) == 1:
-            alone: Member = heap[0][3]
-            heap[0] = (alone.time, alone.name, alone.ticket, alone)
-        heappush(heap, entry)
+        heap = self._heap
+        if not heap:
+            self._push(self.first)
+        self._push(member)
+        self.first = heap[0][3]
+
+    def _push(self, member: Member) -> None:
+        self._tickets = ticket = self._tickets + 1
+        member.ticket = ticket
+        _heappush(self._heap, (member.time, member.name, ticket, member))
 
     def leave(self, member: Member) -> None:
         member.offering = False
@@ -88,38 +97,43 @@ class Turns:
 
     def charge(self, member: Member, cost: int, stays: bool) -> None:
         """The member has its turn, and leaves with it unless it stays."""
-        heap = self.heap
-        first: Member = heap[0][3]
+        first: Member = self.first
         self.floor = first.time
         member.time = time = member.time + cost
         if time > self.highest:
             self.highest = time
         if not stays:
-            member.offering = False
-            member.ticket = 0
-            self.live -= 1
-        elif len(heap) == 1:
+            self.leave(member)
             return
-        elif first is member:
-            heapreplace(heap, (time, member.name, member.ticket, member))
+        heap = self._heap
+        if not heap:
+            return
+        if first is member:
+            _heapreplace(heap, (time, member.name, member.ticket, member))
         else:
-            self._tickets = ticket = self._tickets + 1
-            member.ticket = ticket
-            heappush(heap, (time, member.name, ticket, member))
+            self._push(member)
         self._settle()
 
     def _settle(self) -> None:
-        heap = self.heap
-        while heap:
+        """Somebody left or has another time."""
+        heap = self._heap
+        live = self.live
+        if not live:
+            self.first = None
+            if heap:
+                heap.clear()
+            return
+        while True:
             entry = heap[0]
             first: Member = entry[3]
             ticket: int = entry[2]
             if first.ticket == ticket:
                 break
-            heappop(heap)
-        if len(heap) > 2 * self.live + _SLACK:
-            self.heap = [entry for entry in heap if entry[3].ticket == entry[2]]
-            heapify(self.heap)
+            _heappop(heap)
+        self.first = first
+        if len(heap) > 2 * live + _SLACK:
+            self._heap = [entry for entry in heap if entry[3].ticket == entry[2]]
+            heapify(self._heap)
 
     def start_over(self) -> None:
         """Everybody is gone. Who comes next owes nobody anything, and nobody's past has to be remembered."""

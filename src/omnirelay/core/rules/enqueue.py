@@ -19,6 +19,7 @@ from omnirelay.core.state import State
 from omnirelay.errors import AlreadyExists, ResourceExhausted
 
 # What is asked for with every item; compiled code would look a name up in its module each time.
+_astuple: Final = astuple
 _ENQUEUE: Final = ev.Enqueue
 _ENQUEUE_RESULT: Final = EnqueueResult
 
@@ -76,7 +77,7 @@ def plan_items(
     principal = caller.principal
     peer_id = caller.peer_id
     for index, item in enumerate(items):
-        payload, priority, weight, not_before, delay_ms, max_attempts = astuple(item)
+        payload, priority, weight, not_before, delay_ms, max_attempts = _astuple(item)
         key: bytes | None = None
         digest: bytes | None = None
         request_id = payload.request_id
