@@ -39,6 +39,7 @@ COMPILED = (
     "scopes",
     "state",
     "turns",
+    "waiting",
 )
 """Modules of core that run for every item. Those that define messages or check what callers send are not among them:
 compiled code insists on its annotations, and a value of a wrong type must get its own error.

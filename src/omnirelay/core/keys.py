@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from omnirelay.core.items import LEASED, READY, Item
 from omnirelay.core.options import QueueOptions
-from omnirelay.core.ordered import OrderedQueue
 from omnirelay.core.scopes import limit_of
+from omnirelay.core.waiting import Waiting
 
 _CLASS_SHIFT: Final = 56
 """Ranks put the class above the order; no number of generations takes an order that far."""
@@ -34,7 +34,7 @@ class Key:
         """How many of its items are leased, other than the one that has an exclusive key."""
         self.standing: Item | None = None
         """Who has the key: stands in the schedule or, when the key is exclusive, is leased."""
-        self.waiting: OrderedQueue | None = None
+        self.waiting: Waiting | None = None
 
 
 class Keys:
@@ -188,14 +188,14 @@ class Keys:
     def wait(self, key: Key, item: Item) -> None:
         waiting = key.waiting
         if waiting is None:
-            waiting = key.waiting = OrderedQueue()
-        waiting.push(self.rank(item), item)
+            waiting = key.waiting = Waiting()
+        waiting.push(0 if self._fifo else item.priority, item)
 
     def no_longer_waits(self, key: Key, item: Item) -> None:
         """The item has a new stamp: it left the key, or comes in again."""
         waiting = key.waiting
         assert waiting is not None, "what does not stand waits"
-        waiting.left(item)
+        waiting.left(0 if self._fifo else item.priority, item)
         if not waiting.live:
             key.waiting = None
 

@@ -23,8 +23,7 @@ from omnirelay.core.options import QueueOptions
 from omnirelay.core.pauses import Pause
 from omnirelay.core.scopes import Scope, Scopes
 from omnirelay.core.turns import SCALE
-
-CLASSES: Final = 10
+from omnirelay.core.waiting import CLASSES
 
 NEVER: Final = 1 << 62
 
