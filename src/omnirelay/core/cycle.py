@@ -1,7 +1,7 @@
 """The lease cycle as changes of state: an item comes in, is leased, ends.
 
-This is most of what a shard ever does. The steps take plain values: `evolve` reads them from an event, and whoever has
-just decided an event passes on what it was made of, because reading it back costs as much as the step.
+This is most of what a shard ever does. `lease_out` and `complete` take plain values: `evolve` reads them from an event,
+and whoever has just decided an event passes on what it was made of, because reading it back costs as much as the step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omnirelay.core.items import (
     Lease,
     share_attributes,
 )
-from omnirelay.core.payload import OwnershipToken, Payload
+from omnirelay.core.payload import OwnershipToken
 from omnirelay.core.requests import end_request, remember_request
 from omnirelay.core.state import State
 
@@ -51,27 +51,6 @@ def evolve_enqueue(state: State, event: Enqueue) -> None:
         now_ms,
         _schema,
     ) = _astuple(event)
-    item = take_in(
-        state, sequence, now_ms, sequence_id, payload, priority, weight, not_before, max_attempts, request_key
-    )
-    if parent is not None:
-        item.with_trail().parent = parent
-    if request_key is not None:
-        remember_request(state, request_key, sequence_id, digest or b"")
-
-
-def take_in(
-    state: State,
-    sequence: int,
-    now_ms: int,
-    sequence_id: int,
-    payload: Payload,
-    priority: int,
-    weight: int,
-    not_before: int | None,
-    max_attempts: int | None,
-    request_key: bytes | None,
-) -> Item:
     resource_type, resource_id, partition_key, encoding, body, attributes, _request_id = _astuple(payload)
     shared = _intern(resource_type)
     if shared is not resource_type:
@@ -101,6 +80,10 @@ def take_in(
     state.items[sequence_id] = item
     state.next_sequence_id = sequence_id + 1
     state.live_bytes += size
+    if parent is not None:
+        item.with_trail().parent = parent
+    if request_key is not None:
+        remember_request(state, request_key, sequence_id, digest or b"")
     if not_before is None:
         state.ready.enter(item)
         state.schedule.enter(item, shared, resource_id, partition_key, attributes, now_ms)
@@ -108,7 +91,6 @@ def take_in(
         item.state = DELAYED
         state.delayed.push(not_before, item)
         state.schedule.admit(item, now_ms)
-    return item
 
 
 # -- leases ------------------------------------------------------------------------------------

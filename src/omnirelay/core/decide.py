@@ -126,7 +126,10 @@ def apply_grants(state: State, command: Any, now_ms: int, ids: Ids, out: list[ev
     for _ in range(items_max):
         if not schedule.offering:
             break
-        item, guard = choose(state, only, now_ms)
+        if only is None and schedule.grants < schedule.guard_at:
+            item, guard = schedule.first(), False
+        else:
+            item, guard = choose(state, only, now_ms)
         if item is None:
             break
         fence = state.sequence + 1

@@ -86,9 +86,15 @@ class OrderedQueue:
         self.live = live = self.live - 1
         run = self._run
         if run is not None:
-            first: Item = run[self._start][3]
+            start = self._start
+            first: Item = run[start][3]
             if first is item:
-                self._drop_first(run)
+                run[start] = _GONE
+                self._start = start = start + 1
+                if 2 * start > len(run):
+                    self._trim(run)
+                elif self._heap is None and len(run) - start == live:
+                    return
         elif self._alone is not None:
             self._alone = None
             return
@@ -112,14 +118,19 @@ class OrderedQueue:
     def _drop_first(self, run: list[Entry]) -> None:
         start = self._start
         run[start] = _GONE
-        start += 1
+        self._start = start = start + 1
+        if 2 * start > len(run):
+            self._trim(run)
+
+    def _trim(self, run: list[Entry]) -> None:
+        """Half of the run is gone."""
+        start = self._start
         if start == len(run):
             self._run = None
-            start = 0
-        elif start > _SLACK and 2 * start > len(run):
+            self._start = 0
+        elif start > _SLACK:
             del run[:start]
-            start = 0
-        self._start = start
+            self._start = 0
 
     def _settle(self, live: int) -> None:
         """If there are stale entries, take them off the heads, and clean up when they outnumber the live ones."""

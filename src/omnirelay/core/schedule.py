@@ -114,12 +114,6 @@ class Schedule:
         lane: Lane = share.turns.first
         return lane.queue.first()
 
-    def _first_lane(self, level: Level) -> Lane:
-        """The lane whose turn it is in a class that offers."""
-        share: Share = level.turns.first
-        lane: Lane = share.turns.first
-        return lane
-
     def tenant_of(self, item: Item) -> str:
         attributes = item.payload.attributes
         return "" if attributes is None else attributes.get(self._tenant_attribute, "")
@@ -175,7 +169,12 @@ class Schedule:
                 self.admit(item, now_ms)
                 return
         tenant = "" if attributes is None else attributes.get(self._tenant_attribute, "")
-        self._stand_in(self._lane_for(item.priority, resource_type, tenant), item, now_ms)
+        priority = item.priority
+        share = self.levels[priority].shares.get(resource_type)
+        lane = None if share is None else share.lanes.get(tenant)
+        if lane is None:
+            lane = self._make_lane(priority, resource_type, tenant)
+        self._stand_in(lane, item, now_ms)
 
     def admit(self, item: Item, now_ms: int) -> None:
         """The item is pending from now on: ready, or delayed (which matters only where a delay holds a key)."""
@@ -227,12 +226,17 @@ class Schedule:
     def granted(self, item: Item, guard: bool, now_ms: int) -> None:
         """The item has become a lease; its stamp has changed."""
         level = self.levels[item.priority]
-        lane = self._first_lane(level)
-        if lane.queue.first() is not item:
+        above = level.turns
+        share: Share = above.first
+        turns = share.turns
+        lane: Lane = turns.first
+        queue = lane.queue
+        if queue.first() is not item:
             # A call that takes only some was given what is not next for everybody.
             lane = self.lane_of(item)
-        share = lane.share
-        queue = lane.queue
+            queue = lane.queue
+            share = lane.share
+            turns = share.turns
         queue.left(item)
         weight = item.weight
         cost = weight * SCALE
@@ -243,10 +247,9 @@ class Schedule:
             of_tenant.used += weight
         # Whoever has nothing left to offer leaves with its turn, unless limits have to be looked at first.
         tenant_is_open = of_tenant is None or of_tenant.open_for(self._heaviest)
-        share.turns.charge(lane, cost // lane.weight, not tenant_is_open or queue.live > 0)
+        turns.charge(lane, cost // lane.weight, not tenant_is_open or queue.live > 0)
         type_is_open = tenant_is_open and (of_type is None or of_type.open_for(self._heaviest))
-        above = level.turns
-        above.charge(share, cost, not type_is_open or share.turns.live > 0)
+        above.charge(share, cost, not type_is_open or turns.live > 0)
         if not queue.live:
             self._emptied(lane)
         self.grants += 1
@@ -322,13 +325,10 @@ class Schedule:
 
     def stand(self, item: Item, now_ms: int) -> None:
         """The item can be granted as far as its key is concerned."""
-        payload = item.payload
-        self._stand_in(self._lane_for(item.priority, payload.resource_type, self.tenant_of(item)), item, now_ms)
-
-    def _lane_for(self, priority: int, resource_type: str, tenant: str) -> Lane:
-        share = self.levels[priority].shares.get(resource_type)
+        resource_type, tenant = item.payload.resource_type, self.tenant_of(item)
+        share = self.levels[item.priority].shares.get(resource_type)
         lane = None if share is None else share.lanes.get(tenant)
-        return self._make_lane(priority, resource_type, tenant) if lane is None else lane
+        self._stand_in(lane or self._make_lane(item.priority, resource_type, tenant), item, now_ms)
 
     def _stand_in(self, lane: Lane, item: Item, now_ms: int) -> None:
         if item.weight > self._heaviest:
