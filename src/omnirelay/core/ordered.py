@@ -55,7 +55,9 @@ class OrderedQueue:
             self._alone = item
             self._alone_key = key
             return
-        entry: Entry = (key, item.sequence_id, item.stamp, item)
+        number: Any = key
+        same = key == item.sequence_id  # In a lane, mostly; compiled code would make two objects of it.
+        entry: Entry = (number, number if same else item.sequence_id, item.stamp, item)
         run = self._run
         if run is None:
             alone = self._alone
