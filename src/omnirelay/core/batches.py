@@ -35,6 +35,9 @@ _ATTRIBUTE_NAME_MAX: Final[int] = ATTRIBUTE_NAME_MAX
 _WEIGHT_MAX: Final[int] = WEIGHT_MAX
 _STORED_MIN: Final[int] = STORED_MIN
 
+_AFTER_SPACE: Final = "!"
+"""Text that is printable and not below this is neither empty nor blank."""
+
 
 def check_batch(items: Any, body_limit: int, per_item: int = 0) -> int:
     """Check every item of a batch; the error of a bad one names its index. Returns their bytes.
@@ -78,8 +81,8 @@ def check_batch(items: Any, body_limit: int, per_item: int = 0) -> int:
                     and type(resource_type) is str
                     and (resource_type in good or _is_good(resource_type, good))
                     and type(resource_id) is str
-                    and 0 < len(resource_id) <= _NAME_MAX
-                    and resource_id[0] != " "
+                    and resource_id >= _AFTER_SPACE
+                    and len(resource_id) <= _NAME_MAX
                     and resource_id.isprintable()
                 ):
                     # As most items are: nothing but a type, an id, a body and maybe attributes, all of them good.
@@ -121,7 +124,7 @@ def _is_good(text: str, good: set[str]) -> bool:
 
     Printable is stricter than clean: what is not goes the long way round.
     """
-    if 0 < len(text) <= _NAME_MAX and text[0] != " " and text.isprintable():
+    if text >= _AFTER_SPACE and len(text) <= _NAME_MAX and text.isprintable():
         good.add(text)
         return True
     return False

@@ -121,11 +121,11 @@ class Keys:
             keys = self._by_type[resource_type] = {}
         return keys.setdefault(resource_id, item) is item
 
-    def give_up(self, item: Item) -> Key | None:
+    def give_up(self, item: Item, resource_type: str) -> Key | None:
         """The lease of an item that has ended held its exclusive key; returns that if there are others."""
         payload = item.payload
         if self._by_resource:
-            keys = self._by_type[payload.resource_type]
+            keys = self._by_type[resource_type]
             name = payload.resource_id
         else:
             keys = self._by_type[""]

@@ -310,14 +310,15 @@ class Schedule:
             self.freed(item, now_ms)
             return
         # Nothing but the commonest gates, each of which is looked at once.
+        resource_type = item.payload.resource_type
         if self.types.any:
-            scope = self.types.find(item.payload.resource_type)
+            scope = self.types.find(resource_type)
             if scope is not None:
                 scope.used -= item.weight
                 if scope.blocked:
                     self._settle_type(scope, now_ms)
         if self.keyed:
-            key = self.keys.give_up(item)
+            key = self.keys.give_up(item, resource_type)
             if key is not None:
                 self._settle_key(key, now_ms)
 
