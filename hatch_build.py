@@ -20,12 +20,16 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 COMPILED = (
+    "batches",
+    "cycle",
+    "deadlines",
     "decide",
     "evolve",
     "items",
     "keys",
     "lanes",
     "ordered",
+    "requests",
     "roster",
     "rules/acknowledge",
     "rules/enqueue",
@@ -35,6 +39,7 @@ COMPILED = (
     "scopes",
     "state",
     "turns",
+    "waiting",
 )
 """Modules of core that run for every item. Those that define messages or check what callers send are not among them:
 compiled code insists on its annotations, and a value of a wrong type must get its own error.

@@ -12,12 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from msgspec.structs import astuple
+
 from omnirelay.core import commands as cmd
 from omnirelay.core import events as ev
 from omnirelay.core.answers import CompleteAnswer, GrantedLease
-from omnirelay.core.evolve import evolve_all, evolve_completed, evolve_granted
-from omnirelay.core.intake import caller_bytes, check_batch, check_caller, check_grant, check_storable
+from omnirelay.core.batches import check_batch
+from omnirelay.core.cycle import complete, lease_out
+from omnirelay.core.evolve import evolve_all
+from omnirelay.core.intake import caller_bytes, check_caller, check_grant, check_storable
 from omnirelay.core.items import COMPLETE
+from omnirelay.core.payload import Caller, OwnershipToken
 from omnirelay.core.rules.acknowledge import (
     PLAIN_COMPLETE,
     decide_complete,
@@ -30,11 +35,13 @@ from omnirelay.core.rules.acknowledge import (
 )
 from omnirelay.core.rules.enqueue import decide_enqueue
 from omnirelay.core.rules.grant import (
-    decide_next_grant,
+    choose,
     describe_grant,
     filter_of,
+    grant_event,
     grant_key,
     heartbeat_interval,
+    owner_of,
     repeated_grants,
 )
 from omnirelay.core.rules.handling import (
@@ -59,11 +66,21 @@ from omnirelay.errors import InvalidArgument
 Ids = Callable[[], str]
 """Gives a new lease id each time: a lower-case UUID."""
 
+# What is asked for with every item; compiled code would look a name up in its module each time.
+_astuple: Final = astuple
+_COMPLETE_ITEM: Final = cmd.CompleteItem
+_GRANT_LEASES: Final = cmd.GrantLeases
+_COMPLETED: Final = ev.Completed
+_OWNERSHIP_TOKEN: Final = OwnershipToken
+
 
 def apply(state: State, command: cmd.Command, now_ms: int, arrived_ms: int, ids: Ids, out: list[ev.Event]) -> Any:
-    if type(command) is cmd.CompleteItem and command.plain:
-        return _apply_plain_complete(state, command, now_ms, arrived_ms, out)
-    if type(command) is cmd.GrantLeases:
+    kind = type(command)
+    if kind is _COMPLETE_ITEM:
+        token, caller, result, result_encoding, follow_ups = _astuple(command)
+        if result is None and result_encoding is None and follow_ups is None:
+            return _apply_plain_complete(state, token, caller, now_ms, arrived_ms, out)
+    elif kind is _GRANT_LEASES:
         return apply_grants(state, command, now_ms, ids, out)
     events, answer = decide(state, command, now_ms, arrived_ms)
     evolve_all(state, events)
@@ -72,53 +89,56 @@ def apply(state: State, command: cmd.Command, now_ms: int, arrived_ms: int, ids:
 
 
 def _apply_plain_complete(
-    state: State, command: cmd.CompleteItem, now_ms: int, arrived_ms: int, out: list[ev.Event]
+    state: State, token: Any, caller: Caller, now_ms: int, arrived_ms: int, out: list[ev.Event]
 ) -> CompleteAnswer:
     """The commonest acknowledgement without the lists and tables that the others need; the rules are the same."""
     try:
-        asked: Any = command
-        item, lease = find_lease(state, asked.token, command.caller, arrived_ms, COMPLETE)
+        item, lease = find_lease(state, token, caller, arrived_ms, COMPLETE)
     except _WRONG_TYPES as error:
         raise _misplaced(error) from error
     if item is None:
         return CompleteAnswer(lease.follow_up_ids)
     sequence = state.sequence + 1
-    event = ev.Completed(sequence_number=sequence, timestamp=now_ms, ownership=lease.token)
-    evolve_completed(state, event)
+    out.append(_COMPLETED(sequence_number=sequence, timestamp=now_ms, ownership=lease.token))
+    complete(state, item, now_ms, sequence)
     state.sequence = sequence
     state.time = now_ms
-    out.append(event)
     return PLAIN_COMPLETE
 
 
-def apply_grants(
-    state: State, command: cmd.GrantLeases, now_ms: int, ids: Ids, out: list[ev.Event]
-) -> list[GrantedLease]:
+def apply_grants(state: State, command: Any, now_ms: int, ids: Ids, out: list[ev.Event]) -> list[GrantedLease]:
     """Grant up to `items_max` leases; a repeat by request id gets what it still holds, and nothing new."""
     check_grant(command, state.options)
-    if command.request_id is not None:
+    caller, items_max, wanted_ms, request_id, _types, _tenants = _astuple(command)
+    if request_id is not None:
         repeated = repeated_grants(state, command, now_ms)
         if repeated:
             return repeated
     granted: list[GrantedLease] = []
-    caller = command.caller
-    key = grant_key(caller, command.request_id)
-    duration_ms = command.lease_duration_ms or state.options.lease_duration_ms
+    key = grant_key(caller, request_id)
+    duration_ms: int = wanted_ms or state.options.lease_duration_ms
     heartbeat_after_ms = heartbeat_interval(state.options, duration_ms)
+    deadline = now_ms + duration_ms
+    owner = owner_of(caller)
+    principal = caller.principal
     only = filter_of(command)
-    for _ in range(command.items_max):
-        if not state.schedule.offering:
+    schedule = state.schedule
+    for _ in range(items_max):
+        if not schedule.offering:
             break
-        event = decide_next_grant(state, caller, duration_ms, key, now_ms, ids(), only)
-        if event is None:
+        if only is None and schedule.grants < schedule.guard_at:
+            item, guard = schedule.first(), False
+        else:
+            item, guard = choose(state, only, now_ms)
+        if item is None:
             break
-        evolve_granted(state, event)
-        state.sequence = event.sequence_number
+        fence = state.sequence + 1
+        token = _OWNERSHIP_TOKEN(item.sequence_id, item.attempt, ids(), fence)
+        out.append(grant_event(token, fence, now_ms, deadline, owner, principal, key, guard))
+        lease = lease_out(state, item, fence, now_ms, token, deadline, owner, principal, key, guard)
+        state.sequence = fence
         state.time = now_ms
-        out.append(event)
-        item = state.items[event.ownership.sequence_id]
-        assert item.lease is not None
-        granted.append(describe_grant(item, item.lease, now_ms, heartbeat_after_ms))
+        granted.append(describe_grant(item, lease, now_ms, heartbeat_after_ms))
     return granted
 
 
@@ -144,7 +164,8 @@ def check_enqueue(state: State, command: cmd.EnqueueItems) -> None:
     """Refuse what is wrong in itself, whether there is room for it or not."""
     try:
         check_caller(command.caller)
-        check_batch(command.items, state.options.body_limit, per_item=caller_bytes(command.caller))
+        asked: Any = command
+        check_batch(asked.items, state.options.body_limit, caller_bytes(command.caller))
     except _WRONG_TYPES as error:
         raise _misplaced(error) from error
 

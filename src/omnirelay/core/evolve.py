@@ -8,20 +8,18 @@ live and counters are exact, so that `decide` only has to read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from sys import intern
 from typing import Any, Final
 
 from omnirelay.core import events as ev
+from omnirelay.core.cycle import end_lease, evolve_completed, evolve_enqueue, evolve_granted, finish
+from omnirelay.core.deadlines import Deadlines
 from omnirelay.core.items import (
     CANCELLED,
-    COMPLETE,
-    COMPLETED,
     DEAD,
     DELAYED,
     FAIL,
     LEASED,
     LOST,
-    NO_BODY,
     READY,
     RELEASE,
     Item,
@@ -29,14 +27,16 @@ from omnirelay.core.items import (
     intern_strings,
     size_of,
 )
-from omnirelay.core.ordered import OrderedQueue
 from omnirelay.core.pauses import Pause, scope_name
 from omnirelay.core.payload import ErrorInfo
+from omnirelay.core.requests import end_request, remember_request, settle_requests
 from omnirelay.core.schedule import Schedule
-from omnirelay.core.state import RequestRecord, State
+from omnirelay.core.state import State
 
 FORGET_MAX: Final = 10_000
 """Most memories of one kind that one TimeAdvanced event drops, so that none holds the shard up."""
+
+_ENQUEUE: Final[Any] = ev.Enqueue
 
 EXPIRED_ERROR: Final = ErrorInfo("the lease ran out before an acknowledgement came", "error.taskqueue.lease_expired")
 
@@ -50,60 +50,18 @@ def evolve(state: State, event: ev.Event) -> None:
 def evolve_all(state: State, events: Sequence[ev.Event]) -> None:
     """Evolve events in order. Nothing but the last one's number and time stays of those, so they are set once."""
     if events:
-        table = _EVOLVE
+        event: Any
         for event in events:
-            table[type(event)](state, event)
+            kind = type(event)
+            if kind is _ENQUEUE:
+                evolve_enqueue(state, event)
+            else:
+                _EVOLVE[kind](state, event)
         state.sequence = event.sequence_number
         state.time = event.timestamp
 
 
-# -- coming in ---------------------------------------------------------------------------------
-
-
-def evolve_enqueue(state: State, event: ev.Enqueue) -> None:
-    sequence_id = event.sequence_id
-    payload = event.payload
-    key = event.request_key
-    not_before = event.not_before
-    if payload.attributes is None and payload.payload_encoding is None:
-        payload.resource_type = intern(payload.resource_type)
-        size = len(payload.body)
-        if not size:
-            payload.body = NO_BODY
-    else:
-        size = intern_strings(payload)
-    item = Item(
-        sequence_id,
-        payload,
-        READY,
-        event.sequence_number,
-        1,
-        event.priority,
-        event.weight,
-        event.max_attempts,
-        event.timestamp,
-        not_before,
-        size,
-        key,
-        sequence_id,
-    )
-    state.items[sequence_id] = item
-    state.next_sequence_id = sequence_id + 1
-    state.live_bytes += size
-    if event.parent_sequence_id is not None:
-        item.with_trail().parent = event.parent_sequence_id
-    if key is not None:
-        _remember_request(state, key, sequence_id, event.payload_digest or b"")
-    schedule = state.schedule
-    if not_before is None:
-        state.ready.enter(item)
-        if not schedule.keyed:
-            schedule.stand(item, event.timestamp)
-            return
-    else:
-        item.state = DELAYED
-        state.delayed.push(not_before, item)
-    schedule.admit(item, event.timestamp)
+# -- coming in from elsewhere ------------------------------------------------------------------
 
 
 def _evolve_restored(state: State, event: ev.RestoreSnapshot) -> None:
@@ -144,7 +102,7 @@ def _evolve_restored(state: State, event: ev.RestoreSnapshot) -> None:
         if restored.parent_sequence_id is not None:
             item.with_trail().parent = restored.parent_sequence_id
         if restored.request_key is not None:
-            _remember_request(
+            remember_request(
                 state,
                 restored.request_key,
                 restored.sequence_id,
@@ -158,22 +116,6 @@ def _evolve_restored(state: State, event: ev.RestoreSnapshot) -> None:
 # -- leases ------------------------------------------------------------------------------------
 
 
-def evolve_granted(state: State, event: ev.LeaseGranted) -> None:
-    token = event.ownership
-    deadline = event.expires_at
-    granted_at = event.timestamp
-    request_key = event.request_key
-    item = state.items[token.sequence_id]
-    item.state = LEASED
-    item.stamp = event.sequence_number
-    item.lease = Lease(token, event.peer_id, event.principal, granted_at, deadline, deadline - granted_at, request_key)
-    state.ready.left()
-    state.schedule.granted(item, event.guard, granted_at)
-    state.leased.push(deadline, item)
-    if request_key is not None:
-        state.grants.setdefault(request_key, {})[token.sequence_id] = item
-
-
 def _evolve_heartbeat(state: State, event: ev.Heartbeat) -> None:
     item = state.items[event.ownership.sequence_id]
     lease = _lease_of(item)
@@ -182,30 +124,15 @@ def _evolve_heartbeat(state: State, event: ev.Heartbeat) -> None:
     if progress:
         item.with_trail().progress = progress
     if event.expires_at != lease.deadline:
+        state.leased.leave(lease.deadline, item)
         lease.deadline = event.expires_at
         item.stamp = event.sequence_number
-        state.leased.left(item)
-        state.leased.push(event.expires_at, item)
-
-
-def evolve_completed(state: State, event: ev.Completed) -> None:
-    item = state.items[event.ownership.sequence_id]
-    now_ms = event.timestamp
-    lease = _end_lease(state, item, now_ms, event.sequence_number, COMPLETE)
-    if event.follow_up_ids is not None:
-        lease.follow_up_ids = event.follow_up_ids
-    if event.result is not None:
-        trail = item.with_trail()
-        trail.result = event.result
-        trail.result_encoding = event.result_encoding
-    _finish(state, item, COMPLETED, now_ms)
-    if state.schedule.gated:
-        state.schedule.freed(item, now_ms)
+        state.leased.enter(event.expires_at, item)
 
 
 def _evolve_failed(state: State, event: ev.Failed) -> None:
     item = state.items[event.ownership.sequence_id]
-    lease = _end_lease(state, item, event.timestamp, event.sequence_number, FAIL)
+    lease = end_lease(state, item, event.timestamp, event.sequence_number, FAIL)
     item.with_trail().last_error = event.error
     if event.next_attempt is not None:
         item.attempt = event.next_attempt
@@ -216,7 +143,7 @@ def _evolve_failed(state: State, event: ev.Failed) -> None:
 
 def _evolve_released(state: State, event: ev.Released) -> None:
     item = state.items[event.ownership.sequence_id]
-    lease = _end_lease(state, item, event.timestamp, event.sequence_number, RELEASE)
+    lease = end_lease(state, item, event.timestamp, event.sequence_number, RELEASE)
     _come_back(state, item, event.not_before, event)
     lease.answer_state = item.state
     lease.answer_not_before = event.not_before
@@ -224,7 +151,7 @@ def _evolve_released(state: State, event: ev.Released) -> None:
 
 def _evolve_expired(state: State, event: ev.Expired) -> None:
     item = state.items[event.ownership.sequence_id]
-    _end_lease(state, item, event.timestamp, event.sequence_number, LOST)
+    end_lease(state, item, event.timestamp, event.sequence_number, LOST)
     trail = item.with_trail()
     trail.last_error = EXPIRED_ERROR
     if event.undelivered:
@@ -240,41 +167,6 @@ def _lease_of(item: Item) -> Lease:
     return lease
 
 
-def _end_lease(state: State, item: Item, now_ms: int, stamp: int, verb: int) -> Lease:
-    """Take the lease off the item and remember it; the caller puts the item where it goes next."""
-    lease = item.lease
-    assert lease is not None, "only a leased item can be acknowledged"
-    token = lease.token
-    item.lease = None
-    item.stamp = stamp
-    state.leased.left(item)
-    if state.schedule.gated:
-        state.schedule.release(item)
-    if lease.request_key is not None:
-        _forget_grant(state, item, lease)
-    if verb != COMPLETE:
-        item.with_trail().last_token = token
-    lease.verb = verb
-    lease.ended_at = now_ms
-    ended_order = state.ended_order
-    ended_order.append(lease)
-    state.ended[token.lease_id] = lease
-    if len(ended_order) > state.options.ended_lease_max:
-        del state.ended[ended_order.popleft().token.lease_id]
-    return lease
-
-
-def _forget_grant(state: State, item: Item, lease: Lease) -> None:
-    """The lease is over: a repeat of the call that got it no longer gets it back."""
-    request_key = lease.request_key
-    assert request_key is not None
-    granted = state.grants[request_key]
-    del granted[item.sequence_id]
-    if not granted:
-        del state.grants[request_key]
-    lease.request_key = None
-
-
 def _back_to_pending(state: State, item: Item, not_before: int | None, stamp: int) -> None:
     item.stamp = stamp
     item.not_before = not_before
@@ -288,27 +180,16 @@ def _back_to_pending(state: State, item: Item, not_before: int | None, stamp: in
 
 def _come_back(state: State, item: Item, not_before: int | None, event: ev.Failed | ev.Released | ev.Expired) -> None:
     """The lease has ended and the item is pending again."""
+    schedule = state.schedule
+    if schedule.gated:
+        schedule.release(item)
     _back_to_pending(state, item, not_before, event.sequence_number)
-    state.schedule.admit(item, event.timestamp)
-    if state.schedule.gated:
-        state.schedule.freed(item, event.timestamp)
+    schedule.admit(item, event.timestamp)
+    if schedule.gated:
+        schedule.freed(item, event.timestamp)
 
 
 # -- ends --------------------------------------------------------------------------------------
-
-
-def _finish(state: State, item: Item, how: int, now_ms: int) -> None:
-    """Completed or cancelled: out of capacity, remembered for a while. The item left its queue before."""
-    item.state = how
-    item.ended_at = now_ms
-    state.live_bytes -= item.size
-    trail = item.trail
-    if trail is not None and trail.result is not None:
-        item.size += len(trail.result)
-    state.finished.append(item)
-    state.finished_bytes += item.size
-    if item.request_key is not None:
-        _end_request(state, item, now_ms)
 
 
 def _evolve_dead_lettered(state: State, event: ev.DeadLettered) -> None:
@@ -333,7 +214,7 @@ def _evolve_cancelled(state: State, event: ev.Cancelled) -> None:
     item = state.items[event.sequence_id]
     leased = item.lease is not None
     if leased:
-        _end_lease(state, item, event.timestamp, event.sequence_number, LOST)
+        end_lease(state, item, event.timestamp, event.sequence_number, LOST)
     else:
         _leave_pending(state, item, event)
         lease = state.ended_order[-1] if state.ended_order else None
@@ -349,9 +230,9 @@ def _evolve_cancelled(state: State, event: ev.Cancelled) -> None:
             lease.answer_not_before = None
     if event.reason is not None:
         item.with_trail().cancel_reason = event.reason
-    _finish(state, item, CANCELLED, event.timestamp)
+    finish(state, item, CANCELLED, event.timestamp)
     if leased and state.schedule.gated:
-        state.schedule.freed(item, event.timestamp)
+        state.schedule.ended(item, event.timestamp)
 
 
 def _leave_pending(state: State, item: Item, event: ev.DeadLettered | ev.Cancelled | ev.DrainSnapshot) -> None:
@@ -376,7 +257,7 @@ def _evolve_drained(state: State, event: ev.DrainSnapshot) -> None:
         item.state = CANCELLED  # Whatever still has hold of it must not take it for a ready one.
         state.live_bytes -= item.size
         if item.request_key is not None:
-            _end_request(state, item, event.timestamp)
+            end_request(state, item, event.timestamp)
 
 
 # -- dead letters ------------------------------------------------------------------------------
@@ -418,7 +299,7 @@ def _evolve_purged(state: State, event: ev.Purged) -> None:
         item = state.items.pop(sequence_id)
         state.dead.remove(item)
         if item.request_key is not None:
-            _end_request(state, item, event.timestamp)
+            end_request(state, item, event.timestamp)
     if event.ended_up_to is not None:
         finished = state.finished
         while finished and finished[0].stamp <= event.ended_up_to:
@@ -429,41 +310,6 @@ def _forget_finished(state: State) -> None:
     item = state.finished.popleft()
     state.finished_bytes -= item.size
     del state.items[item.sequence_id]
-
-
-# -- request ids -------------------------------------------------------------------------------
-
-
-def _remember_request(state: State, key: bytes, sequence_id: int, digest: bytes) -> None:
-    """Keep the id; a full table first gives up the oldest whose guaranteed time is over (decide checked)."""
-    if key not in state.requests and len(state.requests) >= state.options.request_id_max:
-        ended = state.requests_ended
-        while ended:
-            oldest, record = ended.popleft()
-            if state.requests.get(oldest) is record:
-                del state.requests[oldest]
-                break
-    state.requests[key] = RequestRecord(sequence_id, digest)
-    _settle_requests(state)
-
-
-def _end_request(state: State, item: Item, now_ms: int) -> None:
-    key = item.request_key
-    assert key is not None
-    record = state.requests.get(key)
-    if record is not None and record.sequence_id == item.sequence_id:
-        record.ended_at = now_ms
-        state.requests_ended.append((key, record))
-
-
-def _settle_requests(state: State) -> None:
-    """Drop heads whose key has a newer record (the item was drained here and restored)."""
-    ended = state.requests_ended
-    while ended:
-        key, record = ended[0]
-        if state.requests.get(key) is record:
-            return
-        ended.popleft()
 
 
 # -- time and leadership -----------------------------------------------------------------------
@@ -500,7 +346,7 @@ def _evolve_time(state: State, event: ev.TimeAdvanced) -> None:
             break
         key, _ = requests.popleft()
         del state.requests[key]
-        _settle_requests(state)
+        settle_requests(state)
 
 
 def _evolve_leader(state: State, event: ev.LeaderElected) -> None:
@@ -509,11 +355,11 @@ def _evolve_leader(state: State, event: ev.LeaderElected) -> None:
     if shift <= 0:
         return
     leased = list(state.leased)
-    state.leased = OrderedQueue()
+    state.leased = Deadlines()
     for item in leased:
         lease = _lease_of(item)
         lease.deadline += shift
-        state.leased.push(lease.deadline, item)
+        state.leased.enter(lease.deadline, item)
 
 
 def _evolve_paused(state: State, event: ev.Paused) -> None:
@@ -547,7 +393,7 @@ def _evolve_backpressure(state: State, event: ev.BackpressureChanged) -> None:
 
 def _evolve_options(state: State, event: ev.OptionsChanged) -> None:
     gates = state.options.gates()
-    state.options = event.options
+    state.set_options(event.options)
     grants = state.schedule.grants
     if event.options.gates() != gates:
         _reschedule(state, event.timestamp)

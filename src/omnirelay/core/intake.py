@@ -1,6 +1,6 @@
 """Checks on what callers hand in. Each refusal names its field and changes nothing.
 
-The common item passes by one boolean expression (in `check_batch`); any other is looked at field by field.
+Here is every field by itself; `batches` lets the common item pass at first sight.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import msgspec
 
 from omnirelay.core.commands import CompleteItem, FailItem, GrantLeases, Progress, ReleaseItem
 from omnirelay.core.events import Event
-from omnirelay.core.items import size_of
 from omnirelay.core.options import COMMAND_BYTES_MAX, QueueOptions
 from omnirelay.core.payload import (
     ANONYMOUS,
@@ -42,6 +41,9 @@ ATTEMPTS_MAX = 1_000_000
 TIME_MAX_MS = 253_402_300_799_999
 """The last millisecond of the year 9999: later instants have no ISO-8601 form everybody reads."""
 DELAY_MAX_MS = 10 * 365 * 24 * 3_600_000
+
+STORED_MIN: Final = 768
+"""No less than what an event takes in the log besides what its item brings along."""
 
 _wire_form = msgspec.msgpack.Encoder().encode
 _encode = msgspec.json.Encoder().encode
@@ -169,94 +171,6 @@ def caller_bytes(caller: Caller) -> int:
     return 4 * (len(caller.principal or "") + len(caller.peer_id or ""))
 
 
-def check_batch(items: list[NewItem], body_limit: int, *, per_item: int = 0) -> int:
-    """Check every item of a batch; the error of a bad one names its index. Returns their bytes.
-
-    `per_item` is what each event takes in the log beyond its item.
-    """
-    if not isinstance(items, list) or not items:
-        refuse("items", "must be a list with at least one item")
-    if len(items) > BATCH_ITEMS_MAX:
-        refuse(
-            "items",
-            f"must be at most {BATCH_ITEMS_MAX} in one call, got {len(items)}",
-            code="resourcelease.payload.too_large",
-            limit=BATCH_ITEMS_MAX,
-        )
-    size = 0
-    stored = 0
-    good: set[str] = set()
-    for index, item in enumerate(items):
-        if type(item) is NewItem and type(item.payload) is Payload:
-            payload = item.payload
-            resource_id = payload.resource_id
-            body = payload.body
-            resource_type = payload.resource_type
-            priority = item.priority
-            weight = item.weight
-            if (
-                type(resource_type) is str
-                and (resource_type in good or _is_good(resource_type, good))
-                and type(body) is bytes
-                and len(body) <= body_limit
-                and type(priority) is int
-                and 0 <= priority <= 9
-                and type(weight) is int
-                and 1 <= weight <= WEIGHT_MAX
-                and payload.partition_key is None
-                and payload.payload_encoding is None
-                and payload.request_id is None
-                and item.delay_ms is None
-                and item.not_before_ms is None
-                and item.max_attempts is None
-                and is_plain_name(resource_id)
-            ):
-                # As most items are: nothing but a type, an id, a body and maybe attributes, all of them good.
-                attributes = payload.attributes
-                text = 0 if attributes is None else _good_attributes_bytes(attributes, good)
-                if text >= 0:
-                    size += len(body) + text
-                    stored += len(body) * 4 // 3 + 4 * (len(resource_type) + len(resource_id) + 2 * text) + 768
-                    continue
-        try:
-            check_new_item(item, body_limit)
-        except InvalidArgument as error:
-            if len(items) > 1:
-                error.details["index"] = index
-            raise
-        size += size_of(item.payload)
-        stored += stored_bytes(item.payload)
-    check_stored(stored + per_item * len(items))
-    return size
-
-
-def _is_good(text: str, good: set[str]) -> bool:
-    """Whether it is a good name, remembered for the rest of the call: types and tenants repeat."""
-    if is_plain_name(text):
-        good.add(text)
-        return True
-    return False
-
-
-def _good_attributes_bytes(attributes: object, good: set[str]) -> int:
-    """The bytes of attributes that are good at first sight; -1 when they need a closer look."""
-    if type(attributes) is not dict or len(attributes) > ATTRIBUTES_MAX:
-        return -1
-    size = 0
-    for name, value in attributes.items():
-        if type(name) is not str or type(value) is not str or len(name) > ATTRIBUTE_NAME_MAX:
-            return -1
-        if (name not in good and not _is_good(name, good)) or (value not in good and not _is_good(value, good)):
-            return -1
-        size += len(name) + len(value)
-    return size
-
-
-def is_plain_name(text: object) -> bool:
-    """A good name at first sight. Printable is stricter than clean: what is not goes the long way round."""
-    return type(text) is str and 0 < len(text) <= NAME_MAX and text.isprintable() and not text.isspace()
-
-
 def stored_bytes(payload: Payload) -> int:
     """No less than the bytes an event with this payload takes in the log: base64, and 4 bytes a character."""
     text = len(payload.resource_type) + len(payload.resource_id)
@@ -269,7 +183,7 @@ def stored_bytes(payload: Payload) -> int:
     if payload.attributes is not None:
         for name, value in payload.attributes.items():
             text += len(name) + len(value) + 2
-    return len(payload.body) * 4 // 3 + 4 * text + 768
+    return len(payload.body) * 4 // 3 + 4 * text + STORED_MIN
 
 
 def check_stored(stored: int) -> None:
@@ -335,8 +249,6 @@ def check_completion(command: CompleteItem, options: QueueOptions) -> None:
                 code="resourcelease.payload.too_large",
                 limit=options.body_limit,
             )
-    if command.follow_ups:
-        check_batch(command.follow_ups, options.body_limit, per_item=caller_bytes(command.caller))
 
 
 def check_failure(command: FailItem) -> None:

@@ -160,6 +160,9 @@ def size_of(payload: Payload) -> int:
     return size
 
 
+_intern: Final = intern
+"""Asked for with every attribute; compiled code would look the name up in its module each time."""
+
 NO_BODY: Final = Payload(resource_type="", resource_id="").body
 """The one empty body. Encoders leave defaults out by identity, and not every empty `bytes` is the same object."""
 
@@ -174,9 +177,23 @@ def intern_strings(payload: Payload) -> int:
         payload.payload_encoding = intern(payload.payload_encoding)
     attributes = payload.attributes
     if attributes is not None:
-        shared: dict[str, str] = {}
-        for name, value in attributes.items():
-            shared[intern(name)] = intern(value)
-            size += len(name) + len(value)
-        payload.attributes = shared or None
+        size += share_attributes(payload, attributes)
+    return size
+
+
+def share_attributes(payload: Payload, attributes: dict[str, str]) -> int:
+    """The same for its attributes. Values are replaced where they are, by equal ones; the map is made anew only when a
+    name has to be replaced too. Returns the size."""
+    size = 0
+    anew = type(attributes) is not dict or not attributes
+    for name, value in attributes.items():
+        size += len(name) + len(value)
+        if anew or _intern(name) is not name:
+            anew = True
+            continue
+        shared = _intern(value)
+        if shared is not value:
+            attributes[name] = shared
+    if anew:
+        payload.attributes = {_intern(name): _intern(value) for name, value in attributes.items()} or None
     return size

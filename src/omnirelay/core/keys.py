@@ -7,12 +7,12 @@ Only the head of a key stands in the schedule. The others wait here and cost not
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from omnirelay.core.items import READY, Item
+from omnirelay.core.items import LEASED, READY, Item
 from omnirelay.core.options import QueueOptions
-from omnirelay.core.ordered import OrderedQueue
 from omnirelay.core.scopes import limit_of
+from omnirelay.core.waiting import Waiting
 
 _CLASS_SHIFT: Final = 56
 """Ranks put the class above the order; no number of generations takes an order that far."""
@@ -29,15 +29,20 @@ class Key:
         self.name = name
         self.limit = limit
         self.used = 0
-        """Weight of its live leases."""
+        """Weight of its live leases, where there is a limit."""
         self.running = 0
-        """How many of its items are leased."""
+        """How many of its items are leased, other than the one that has an exclusive key."""
         self.standing: Item | None = None
-        self.waiting: OrderedQueue | None = None
+        """Who has the key: stands in the schedule or, when the key is exclusive, is leased."""
+        self.waiting: Waiting | None = None
 
 
 class Keys:
-    """All keys of a shard, as its options define them."""
+    """All keys of a shard, as its options define them.
+
+    Most exclusive keys have one item at a time. As long as it is alone, it stands for the key itself, and a `Key` is
+    made only when a second one comes.
+    """
 
     __slots__ = ("_by_resource", "_by_type", "_fifo", "_limits", "exclusive", "holds_delayed", "matter")
 
@@ -47,13 +52,15 @@ class Keys:
         """Whether at most one item of a key is leased at a time."""
         self._fifo = options.ordering == "fifo"
         self._by_resource = options.key == "resource"
-        self._by_type: dict[str, dict[str, Key]] = {}
+        self._by_type: dict[str, dict[str, Any]] = {}
+        """A `Key`, or the item that is alone under it."""
         self.matter = self.exclusive or bool(self._limits)
         """Without, no item has a key and nothing here is ever asked."""
         self.holds_delayed = self._fifo and options.fifo_head == "hold"
         """Whether a delayed item keeps its place before those behind it."""
 
     def all(self) -> list[Key]:
+        """The keys of a schedule that is being loaded: there, nobody is alone."""
         return [key for keys in self._by_type.values() for key in keys.values()]
 
     def rank(self, item: Item) -> int:
@@ -61,25 +68,32 @@ class Keys:
         return item.order if self._fifo else (item.priority << _CLASS_SHIFT) + item.order
 
     def find(self, item: Item) -> Key | None:
-        """The item's key, if anything of it is known."""
-        payload = item.payload
-        if self._by_resource:
-            return self._by_type.get(payload.resource_type, {}).get(payload.resource_id)
-        return self._by_type.get("", {}).get(payload.partition)
+        """The item's key as it is, if anything of it is known."""
+        resource_type, name = self._names(item)
+        found = self._by_type.get(resource_type, {}).get(name)
+        if isinstance(found, Item):
+            key = Key(resource_type, name, None)
+            key.standing = found
+            return key
+        return found
 
     def of(self, item: Item) -> Key | None:
         """The item's key, made when there is none; None when keys of that name hold nothing back."""
+        resource_type, name = self._names(item)
+        keys = self._by_type.get(resource_type)
+        found = None if keys is None else keys.get(name)
+        if isinstance(found, Key):
+            return found
+        key = self._make(resource_type, name)
+        if key is not None and found is not None:
+            key.standing = found
+        return key
+
+    def _names(self, item: Item) -> tuple[str, str]:
         payload = item.payload
         if self._by_resource:
-            resource_type, name = payload.resource_type, payload.resource_id
-        else:
-            resource_type, name = "", payload.partition
-        keys = self._by_type.get(resource_type)
-        if keys is not None:
-            key = keys.get(name)
-            if key is not None:
-                return key
-        return self._make(resource_type, name)
+            return payload.resource_type, payload.resource_id
+        return "", payload.partition
 
     def _make(self, resource_type: str, name: str) -> Key | None:
         limit: int | None = None
@@ -93,6 +107,66 @@ class Keys:
     def forget_unused(self, key: Key) -> None:
         if key.standing is None and key.waiting is None and not key.running:
             del self._by_type[key.resource_type][key.name]
+
+    # -- who has an exclusive key --------------------------------------------------------------
+
+    def claim(self, item: Item, resource_type: str, resource_id: str, partition_key: str | None) -> bool:
+        """Give a new item its exclusive key if it is the only one there."""
+        if not self._by_resource:
+            resource_type = ""
+            if partition_key is not None:
+                resource_id = partition_key
+        keys = self._by_type.get(resource_type)
+        if keys is None:
+            keys = self._by_type[resource_type] = {}
+        return keys.setdefault(resource_id, item) is item
+
+    def give_up(self, item: Item, resource_type: str) -> Key | None:
+        """The lease of an item that has ended held its exclusive key; returns that if there are others."""
+        payload = item.payload
+        if self._by_resource:
+            keys = self._by_type[resource_type]
+            name = payload.resource_id
+        else:
+            keys = self._by_type[""]
+            name = payload.partition
+        found = keys[name]
+        if found is item:
+            del keys[name]
+            return None
+        key: Key = found
+        self.release(key, item)
+        return key
+
+    def hold(self, key: Key, item: Item) -> None:
+        """The item is leased."""
+        if not self.exclusive:
+            if key.standing is item:
+                key.standing = None
+            key.running += 1
+            key.used += item.weight
+        elif key.standing is None:
+            key.standing = item
+        elif key.standing is not item:
+            # Leased before keys became exclusive.
+            key.running += 1
+
+    def release(self, key: Key, item: Item) -> None:
+        """The item's lease has ended."""
+        if not self.exclusive:
+            key.running -= 1
+            key.used -= item.weight
+        elif key.standing is item:
+            key.standing = None
+        else:
+            key.running -= 1
+
+    def is_held(self, key: Key, item: Item) -> bool:
+        """Whether leases are in the way of the item."""
+        standing = key.standing
+        if self.exclusive and standing is not None and standing.state == LEASED:
+            return True
+        return not self.has_room(key, item)
 
     # -- who stands ----------------------------------------------------------------------------
 
@@ -114,14 +188,14 @@ class Keys:
     def wait(self, key: Key, item: Item) -> None:
         waiting = key.waiting
         if waiting is None:
-            waiting = key.waiting = OrderedQueue()
-        waiting.push(self.rank(item), item)
+            waiting = key.waiting = Waiting()
+        waiting.push(0 if self._fifo else item.priority, item)
 
     def no_longer_waits(self, key: Key, item: Item) -> None:
         """The item has a new stamp: it left the key, or comes in again."""
         waiting = key.waiting
         assert waiting is not None, "what does not stand waits"
-        waiting.left(item)
+        waiting.left(0 if self._fifo else item.priority, item)
         if not waiting.live:
             key.waiting = None
 
@@ -134,4 +208,4 @@ class Keys:
 
     def precedes_standing(self, key: Key, item: Item) -> bool:
         standing = key.standing
-        return standing is not None and self.rank(item) < self.rank(standing)
+        return standing is not None and standing.state == READY and self.rank(item) < self.rank(standing)

@@ -45,7 +45,7 @@ class Share(Member):
 
     def head(self) -> Item:
         """What it offers; only when one of its lanes does."""
-        lane: Lane = self.turns.heap[0][3]
+        lane: Lane = self.turns.first
         return lane.head()
 
 
@@ -70,5 +70,5 @@ class Level:
 
     def first(self) -> Share:
         """The share whose turn it is; only when one offers."""
-        share: Share = self.turns.heap[0][3]
+        share: Share = self.turns.first
         return share

@@ -23,8 +23,7 @@ from omnirelay.core.options import QueueOptions
 from omnirelay.core.pauses import Pause
 from omnirelay.core.scopes import Scope, Scopes
 from omnirelay.core.turns import SCALE
-
-CLASSES: Final = 10
+from omnirelay.core.waiting import CLASSES
 
 NEVER: Final = 1 << 62
 
@@ -36,7 +35,7 @@ class Schedule:
     """See the module. `now_ms` is always the timestamp of the event that is being evolved.
 
     A lease that ends is told in three steps: `release` what it used, `admit` the item if it is pending again, and
-    then `freed` lets in who waited for what it used.
+    then `freed` lets in who waited for what it used. When the item ends with its lease, `ended` is all of that.
     """
 
     __slots__ = (
@@ -111,8 +110,8 @@ class Schedule:
         front = self._front
         if front is None or self.paused:
             return None
-        share: Share = front.turns.heap[0][3]
-        lane: Lane = share.turns.heap[0][3]
+        share: Share = front.turns.first
+        lane: Lane = share.turns.first
         return lane.queue.first()
 
     def tenant_of(self, item: Item) -> str:
@@ -153,6 +152,29 @@ class Schedule:
         return lane
 
     # -- items come and go ---------------------------------------------------------------------
+
+    def enter(
+        self,
+        item: Item,
+        resource_type: str,
+        resource_id: str,
+        partition_key: str | None,
+        attributes: dict[str, str] | None,
+        now_ms: int,
+    ) -> None:
+        """A new item is ready: `admit` for what comes most often, told what it would have to read from the payload."""
+        if self.keyed:
+            keys = self.keys
+            if not keys.exclusive or not keys.claim(item, resource_type, resource_id, partition_key):
+                self.admit(item, now_ms)
+                return
+        tenant = "" if attributes is None else attributes.get(self._tenant_attribute, "")
+        priority = item.priority
+        share = self.levels[priority].shares.get(resource_type)
+        lane = None if share is None else share.lanes.get(tenant)
+        if lane is None:
+            lane = self._make_lane(priority, resource_type, tenant)
+        self._stand_in(lane, item, now_ms)
 
     def admit(self, item: Item, now_ms: int) -> None:
         """The item is pending from now on: ready, or delayed (which matters only where a delay holds a key)."""
@@ -203,29 +225,33 @@ class Schedule:
 
     def granted(self, item: Item, guard: bool, now_ms: int) -> None:
         """The item has become a lease; its stamp has changed."""
-        payload = item.payload
-        attributes = payload.attributes
         level = self.levels[item.priority]
-        share = level.shares[payload.resource_type]
-        lane = share.lanes["" if attributes is None else attributes.get(self._tenant_attribute, "")]
-        cost = item.weight * SCALE
-        turns = share.turns
-        # Alone is the commonest company: what `charge` would do then is done here.
-        if len(turns.heap) == 1:
-            turns.floor = lane.time
-            lane.time = time = lane.time + cost // lane.weight
-            if time > turns.highest:
-                turns.highest = time
-        else:
-            turns.charge(lane, cost // lane.weight)
         above = level.turns
-        if len(above.heap) == 1:
-            above.floor = share.time
-            share.time = time = share.time + cost
-            if time > above.highest:
-                above.highest = time
-        else:
-            above.charge(share, cost)
+        share: Share = above.first
+        turns = share.turns
+        lane: Lane = turns.first
+        queue = lane.queue
+        if queue.first() is not item:
+            # A call that takes only some was given what is not next for everybody.
+            lane = self.lane_of(item)
+            queue = lane.queue
+            share = lane.share
+            turns = share.turns
+        queue.left(item)
+        weight = item.weight
+        cost = weight * SCALE
+        of_type, of_tenant = share.scope, lane.scope
+        if of_type is not None:
+            of_type.used += weight
+        if of_tenant is not None:
+            of_tenant.used += weight
+        # Whoever has nothing left to offer leaves with its turn, unless limits have to be looked at first.
+        tenant_is_open = of_tenant is None or of_tenant.open_for(self._heaviest)
+        turns.charge(lane, cost // lane.weight, not tenant_is_open or queue.live > 0)
+        type_is_open = tenant_is_open and (of_type is None or of_type.open_for(self._heaviest))
+        above.charge(share, cost, not type_is_open or turns.live > 0)
+        if not queue.live:
+            self._emptied(lane)
         self.grants += 1
         if self.grants > self.guard_at:
             self.guard_at += self._guard_every
@@ -233,17 +259,16 @@ class Schedule:
             level.guarded_at = self.grants
         else:
             level.waiting_since = now_ms
-        queue = lane.queue
-        queue.left(item)
-        if not queue.live:
-            self._emptied(lane)
-        if self.gated:
-            key = self._occupy(item, lane)
+        if not type_is_open:
             self._settle_lane(lane, now_ms)
+        elif not above.live:
+            level.closed_at = now_ms
+            self._open(level, False)
+        if self.keyed and not self.keys.exclusive:
+            key = self.keys.of(item)
             if key is not None:
+                self.keys.hold(key, item)
                 self._settle_key(key, now_ms)
-        elif not queue.live:
-            self._settle_lane(lane, now_ms)
         if not above.live:
             level.closed_at = 0
 
@@ -261,8 +286,7 @@ class Schedule:
         if self.keyed:
             key = self.keys.of(item)
             if key is not None:
-                key.running -= 1
-                key.used -= weight
+                self.keys.release(key, item)
 
     def freed(self, item: Item, now_ms: int) -> None:
         """Let in whoever waited for what the item's lease used."""
@@ -279,37 +303,35 @@ class Schedule:
             if key is not None:
                 self._settle_key(key, now_ms)
 
-    def _occupy(self, item: Item, lane: Lane) -> Key | None:
-        """The item uses what its lease stands for; returns its key."""
-        weight = item.weight
-        scope = lane.share.scope
-        if scope is not None:
-            scope.used += weight
-        scope = lane.scope
-        if scope is not None:
-            scope.used += weight
-        return self._hold(item) if self.keyed else None
-
-    def _hold(self, item: Item) -> Key | None:
-        key = self.keys.of(item)
-        if key is not None:
-            if key.standing is item:
-                key.standing = None
-            key.running += 1
-            key.used += item.weight
-        return key
+    def ended(self, item: Item, now_ms: int) -> None:
+        """The item's lease has ended, and the item with it."""
+        if self.tenants.any or (self.keyed and not self.keys.exclusive):
+            self.release(item)
+            self.freed(item, now_ms)
+            return
+        # Nothing but the commonest gates, each of which is looked at once.
+        resource_type = item.payload.resource_type
+        if self.types.any:
+            scope = self.types.find(resource_type)
+            if scope is not None:
+                scope.used -= item.weight
+                if scope.blocked:
+                    self._settle_type(scope, now_ms)
+        if self.keyed:
+            key = self.keys.give_up(item, resource_type)
+            if key is not None:
+                self._settle_key(key, now_ms)
 
     # -- standing ------------------------------------------------------------------------------
 
     def stand(self, item: Item, now_ms: int) -> None:
         """The item can be granted as far as its key is concerned."""
-        payload = item.payload
-        attributes = payload.attributes
-        tenant = "" if attributes is None else attributes.get(self._tenant_attribute, "")
-        share = self.levels[item.priority].shares.get(payload.resource_type)
+        resource_type, tenant = item.payload.resource_type, self.tenant_of(item)
+        share = self.levels[item.priority].shares.get(resource_type)
         lane = None if share is None else share.lanes.get(tenant)
-        if lane is None:
-            lane = self._make_lane(item.priority, payload.resource_type, tenant)
+        self._stand_in(lane or self._make_lane(item.priority, resource_type, tenant), item, now_ms)
+
+    def _stand_in(self, lane: Lane, item: Item, now_ms: int) -> None:
         if item.weight > self._heaviest:
             self._heaviest = item.weight
         queue = lane.queue
@@ -548,8 +570,9 @@ class Schedule:
             self.types.use(item.payload.resource_type, item.weight)
         if self.tenants.any:
             self.tenants.use(self.tenant_of(item), item.weight)
-        if self.keyed:
-            self._hold(item)
+        key = self.keys.of(item) if self.keyed else None
+        if key is not None:
+            self.keys.hold(key, item)
 
     def _settle_all(self) -> None:
         for level in self.levels:

@@ -26,8 +26,9 @@ from omnirelay.core.lanes import Level
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.pauses import Pause
 from omnirelay.core.records import ItemRecord, LeaseRecord, item_of, lease_of, record_of_item, record_of_lease
-from omnirelay.core.schedule import CLASSES, Schedule
+from omnirelay.core.schedule import Schedule
 from omnirelay.core.state import RequestRecord, State
+from omnirelay.core.waiting import CLASSES
 from omnirelay.errors import LogDamaged
 
 SNAPSHOT_VERSION: Final = 1
@@ -219,8 +220,8 @@ def _load_items(state: State, items: list[Item]) -> None:
         assert item.not_before is not None
         state.delayed.push(item.not_before, item)
     leased = [(item.lease.deadline, item) for item in by_state[LEASED] if item.lease is not None]
-    for deadline, item in sorted(leased, key=lambda pair: (pair[0], pair[1].sequence_id)):
-        state.leased.push(deadline, item)
+    for deadline, item in leased:
+        state.leased.enter(deadline, item)
     for _, item in sorted(leased, key=lambda pair: _fence(pair[1])):
         if item.lease is not None and item.lease.request_key is not None:
             state.grants.setdefault(item.lease.request_key, {})[item.sequence_id] = item

@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 
+from omnirelay.core.deadlines import Deadlines
 from omnirelay.core.items import Item, Lease
 from omnirelay.core.native import mypyc_attr
 from omnirelay.core.options import QueueOptions
@@ -85,6 +86,7 @@ class State:
         "dead",
         "delayed",
         "ended",
+        "ended_max",
         "ended_order",
         "finished",
         "finished_bytes",
@@ -105,7 +107,7 @@ class State:
     )
 
     def __init__(self, options: QueueOptions | None = None) -> None:
-        self.options = options or QueueOptions()
+        self.set_options(options or QueueOptions())
         self.sequence = 0
         self.time = 0
         self.generation = 1
@@ -114,7 +116,7 @@ class State:
         self.ready = Roster()
         self.schedule = Schedule(self.options)
         self.delayed = OrderedQueue()
-        self.leased = OrderedQueue()
+        self.leased = Deadlines()
         self.live_bytes = 0
         self.finished: deque[Item] = deque()
         self.finished_bytes = 0
@@ -129,6 +131,11 @@ class State:
         self.backpressure = False
         self.backpressure_at: int | None = None
         """When it last changed."""
+
+    def set_options(self, options: QueueOptions) -> None:
+        self.options = options
+        self.ended_max = options.ended_lease_max
+        """Asked for with every lease that ends."""
 
     @property
     def pending_count(self) -> int:

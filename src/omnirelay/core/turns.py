@@ -17,6 +17,11 @@ SCALE: Final = 1 << 20
 _SLACK: Final = 16
 """Stale entries tolerated before a clean-up."""
 
+# What every turn asks for; compiled code would look a name up in its module each time.
+_heappop: Final = heappop
+_heappush: Final = heappush
+_heapreplace: Final = heapreplace
+
 
 class Member:
     """Something that takes turns. `ticket` tells its present entry from those it left behind."""
@@ -31,17 +36,20 @@ class Member:
 
 
 class Turns:
-    """A heap of (time, name, ticket, member) whose first entry is always a live one.
+    """The members that are in, and which of them is first.
 
-    A member that is alone has its turns without touching the heap: the time in its entry is made good when somebody
-    joins.
+    One that is alone is not in the heap: it has its turns without touching it, and most never get company. Otherwise
+    the heap holds (time, name, ticket, member), and its first entry is always a live one.
     """
 
-    __slots__ = ("_tickets", "floor", "heap", "highest", "live")
+    __slots__ = ("_heap", "_tickets", "first", "floor", "highest", "live")
 
     def __init__(self) -> None:
-        self.heap: list[tuple[int, str, int, Any]] = []
-        """The members are lanes or shares; whoever takes one out says which."""
+        self.first: Any = None
+        """The member whose turn it is. They are lanes or shares; whoever takes one out says which."""
+        self._heap: list[tuple[Any, ...]] = []
+        """The type of an entry says no more, because compiled code would take every entry apart that it only looks
+        at."""
         self._tickets = 0
         """Counts entries: one that is forgotten and comes back must not be taken for what it left behind."""
         self.live = 0
@@ -52,7 +60,10 @@ class Turns:
 
     def least(self) -> int:
         """The time at which somebody would join now."""
-        return self.heap[0][3].time if self.heap else self.floor
+        if not self.live:
+            return self.floor
+        first: Member = self.first
+        return first.time
 
     def join(self, member: Member) -> None:
         least = self.least()
@@ -63,14 +74,20 @@ class Turns:
     def put(self, member: Member) -> None:
         """Let a member in at the time it has: for a state that is being loaded."""
         member.offering = True
-        self._tickets += 1
-        member.ticket = self._tickets
-        self.live += 1
-        heap = self.heap
-        if len(heap) == 1:
-            alone: Member = heap[0][3]
-            heap[0] = (alone.time, alone.name, alone.ticket, alone)
-        heappush(heap, (member.time, member.name, member.ticket, member))
+        self.live = live = self.live + 1
+        if live == 1:
+            self.first = member
+            return
+        heap = self._heap
+        if not heap:
+            self._push(self.first)
+        self._push(member)
+        self.first = heap[0][3]
+
+    def _push(self, member: Member) -> None:
+        self._tickets = ticket = self._tickets + 1
+        member.ticket = ticket
+        _heappush(self._heap, (member.time, member.name, ticket, member))
 
     def leave(self, member: Member) -> None:
         member.offering = False
@@ -78,30 +95,45 @@ class Turns:
         self.live -= 1
         self._settle()
 
-    def charge(self, member: Member, cost: int) -> None:
-        """The member has its turn."""
-        heap = self.heap
-        self.floor = heap[0][3].time
-        member.time += cost
-        if member.time > self.highest:
-            self.highest = member.time
-        if len(heap) == 1:
+    def charge(self, member: Member, cost: int, stays: bool) -> None:
+        """The member has its turn, and leaves with it unless it stays."""
+        first: Member = self.first
+        self.floor = first.time
+        member.time = time = member.time + cost
+        if time > self.highest:
+            self.highest = time
+        if not stays:
+            self.leave(member)
             return
-        if heap[0][3] is member:
-            heapreplace(heap, (member.time, member.name, member.ticket, member))
+        heap = self._heap
+        if not heap:
+            return
+        if first is member:
+            _heapreplace(heap, (time, member.name, member.ticket, member))
         else:
-            self._tickets += 1
-            member.ticket = self._tickets
-            heappush(heap, (member.time, member.name, member.ticket, member))
+            self._push(member)
         self._settle()
 
     def _settle(self) -> None:
-        heap = self.heap
-        while heap and heap[0][2] != heap[0][3].ticket:
-            heappop(heap)
-        if len(heap) > 2 * self.live + _SLACK:
-            self.heap = [entry for entry in heap if entry[2] == entry[3].ticket]
-            heapify(self.heap)
+        """Somebody left or has another time."""
+        heap = self._heap
+        live = self.live
+        if not live:
+            self.first = None
+            if heap:
+                heap.clear()
+            return
+        while True:
+            entry = heap[0]
+            first: Member = entry[3]
+            ticket: int = entry[2]
+            if first.ticket == ticket:
+                break
+            _heappop(heap)
+        self.first = first
+        if len(heap) > 2 * live + _SLACK:
+            self._heap = [entry for entry in heap if entry[3].ticket == entry[2]]
+            heapify(self._heap)
 
     def start_over(self) -> None:
         """Everybody is gone. Who comes next owes nobody anything, and nobody's past has to be remembered."""

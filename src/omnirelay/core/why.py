@@ -77,8 +77,12 @@ def _key_gates(state: State, item: Item) -> list[Gate]:
     if key is None:
         return []
     gates: list[Gate] = []
-    if key.running and not keys.has_room(key, item):
-        holder = next(other for other in state.leased if keys.find(other) is key)
+    standing = key.standing
+    if keys.is_held(key, item):
+        if standing is not None and standing.state == LEASED:
+            holder = standing
+        else:
+            holder = next(other for other in state.leased if keys.find(other) is key)
         owner = None if holder.lease is None else holder.lease.owner
         if key.limit is not None and not keys.exclusive:
             message = f"its key {key.name!r} is at its limit"
@@ -93,7 +97,7 @@ def _key_gates(state: State, item: Item) -> list[Gate]:
                 )
             )
     rank = keys.rank(item)
-    before = [key.standing] if key.standing is not None and keys.rank(key.standing) < rank else []
+    before = [standing] if standing is not None and standing.state == READY and keys.rank(standing) < rank else []
     if key.waiting is not None:
         before += takewhile(lambda other: keys.rank(other) < rank, key.waiting)
     if before:

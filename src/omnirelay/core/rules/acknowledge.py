@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from omnirelay.core import events as ev
 from omnirelay.core.answers import CompleteAnswer, FailAnswer, HeartbeatAnswer
+from omnirelay.core.batches import check_batch
 from omnirelay.core.commands import (
     CompleteItem,
     ExpireLeases,
@@ -17,6 +18,7 @@ from omnirelay.core.commands import (
     ReturnUndelivered,
 )
 from omnirelay.core.intake import (
+    caller_bytes,
     check_completion,
     check_failure,
     check_release,
@@ -37,6 +39,9 @@ DEFAULT_ERROR = ErrorInfo("lease failed", "error.resourcelease.failed")
 OUT_OF_ATTEMPTS = "error.resourcelease.attempts_exhausted"
 NEVER_DELIVERED = "error.resourcelease.undelivered"
 
+_OWNERSHIP_TOKEN: Final[Any] = OwnershipToken
+"""As anything, so that compiled code does not take the fields of what callers send for what they should be."""
+
 _MIX = 0xFFFFFFFFFFFFFFFF
 
 
@@ -45,14 +50,15 @@ def find_lease(state: State, token: Any, caller: Caller, arrived_ms: int, verb: 
 
     Raises `unknown_token`, `lease_inactive`, `fence_mismatch` or `not_owner`.
     """
-    kind: Any = type(token)  # By way of a name, so that compiled code does not take the fields for what they should be.
-    if kind is not OwnershipToken or type(token.sequence_id) is not int:
+    sequence_id: Any = token.sequence_id if type(token) is _OWNERSHIP_TOKEN else None
+    if type(sequence_id) is not int:
         token = check_token(token)
-    item = state.items.get(token.sequence_id)
+        sequence_id = token.sequence_id
+    item = state.items.get(sequence_id)
     lease = None if item is None else item.lease
     if lease is not None:
         held = lease.token
-        if held == token:
+        if held is token or held == token:
             # The whole token, fence included, and a lease that lives: only the caller is left to check.
             if arrived_ms < lease.deadline and lease.principal is None and caller.peer_id is None:
                 return item, lease
@@ -156,6 +162,8 @@ def decide_complete(
     if command.plain:
         return [ev.Completed(sequence_number=sequence, timestamp=now_ms, ownership=lease.token)], PLAIN_COMPLETE
     check_completion(command, state.options)
+    if asked.follow_ups:
+        check_batch(asked.follow_ups, state.options.body_limit, caller_bytes(command.caller))
     events: list[ev.Event] = []
     follow_up_ids: list[int] | None = None
     if command.follow_ups:

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any
+from typing import Any, Final
+
+from msgspec.structs import astuple
 
 from omnirelay.core import events as ev
 from omnirelay.core.answers import EnqueueAnswer, EnqueueResult
+from omnirelay.core.batches import check_batch
 from omnirelay.core.commands import EnqueueItems
-from omnirelay.core.intake import caller_bytes, check_batch, payload_digest, request_key
+from omnirelay.core.intake import caller_bytes, payload_digest, request_key
 from omnirelay.core.items import size_of
 from omnirelay.core.payload import Caller, NewItem
 from omnirelay.core.rules.pausing import RETRY_AFTER_MS, check_backpressure, check_intake
 from omnirelay.core.state import State
 from omnirelay.errors import AlreadyExists, ResourceExhausted
 
+# What is asked for with every item; compiled code would look a name up in its module each time.
+_astuple: Final = astuple
+_ENQUEUE: Final = ev.Enqueue
+_ENQUEUE_RESULT: Final = EnqueueResult
+
 
 def decide_enqueue(state: State, command: EnqueueItems, now_ms: int) -> tuple[list[ev.Event], EnqueueAnswer]:
     asked: Any = command
     options = state.options
-    size = check_batch(asked.items, options.body_limit, per_item=caller_bytes(command.caller))
+    size = check_batch(asked.items, options.body_limit, caller_bytes(command.caller))
     items = command.items
     events: list[ev.Event] = []
     results = plan_items(state, items, now_ms, command.caller, None, state.sequence, events)
@@ -69,17 +77,18 @@ def plan_items(
     principal = caller.principal
     peer_id = caller.peer_id
     for index, item in enumerate(items):
-        payload = item.payload
+        payload, priority, weight, not_before, delay_ms, max_attempts = _astuple(item)
         key: bytes | None = None
         digest: bytes | None = None
-        if payload.request_id is not None:
-            key = request_key(principal, payload.request_id)
+        request_id = payload.request_id
+        if request_id is not None:
+            key = request_key(principal, request_id)
             digest = payload_digest(payload)
             known = _known_request(state, seen, key)
             if known is not None:
                 if known[1] != digest:
                     raise AlreadyExists(
-                        f"requestId {payload.request_id!r} was used for item {known[0]} with another payload; "
+                        f"requestId {request_id!r} was used for item {known[0]} with another payload; "
                         "use a new requestId for new work",
                         field="requestId",
                         index=index,
@@ -88,20 +97,21 @@ def plan_items(
                 results.append(EnqueueResult(known[0], True))
                 continue
             seen[key] = (sequence_id, digest)
-        not_before = item.not_before_ms if item.delay_ms is None else now_ms + item.delay_ms
+        if delay_ms is not None:
+            not_before = now_ms + delay_ms
         if not_before is not None and not_before <= now_ms:
             not_before = None
         sequence += 1
         events.append(
-            ev.Enqueue(
+            _ENQUEUE(
                 sequence_number=sequence,
                 timestamp=now_ms,
                 sequence_id=sequence_id,
                 payload=payload,
-                priority=item.priority,
-                weight=item.weight,
+                priority=priority,
+                weight=weight,
                 not_before=not_before,
-                max_attempts=item.max_attempts,
+                max_attempts=max_attempts,
                 parent_sequence_id=parent,
                 request_key=key,
                 payload_digest=digest,
@@ -109,7 +119,7 @@ def plan_items(
                 principal=principal,
             )
         )
-        results.append(EnqueueResult(sequence_id, False))
+        results.append(_ENQUEUE_RESULT(sequence_id, False))
         sequence_id += 1
     if seen:
         check_request_room(state, len(seen), now_ms)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from omnirelay.core import events as ev
 from omnirelay.core.answers import GrantedLease
 from omnirelay.core.commands import GrantLeases
 from omnirelay.core.items import Item, Lease
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import Caller, OwnershipToken
-from omnirelay.core.rules.selecting import Filter, next_item
+from omnirelay.core.rules.selecting import Choice, Filter, next_item
 from omnirelay.core.state import State
 
 
@@ -31,6 +33,16 @@ def filter_of(command: GrantLeases) -> Filter | None:
     return Filter(command.resource_types, command.tenants)
 
 
+def choose(state: State, only: Filter | None, now_ms: int) -> Choice:
+    """What the next grant takes. Reads only."""
+    if only is not None:
+        return only.next_item(state, now_ms)
+    schedule = state.schedule
+    if schedule.grants < schedule.guard_at:
+        return schedule.first(), False
+    return next_item(state, now_ms)
+
+
 def decide_next_grant(
     state: State,
     caller: Caller,
@@ -41,27 +53,41 @@ def decide_next_grant(
     only: Filter | None = None,
 ) -> ev.LeaseGranted | None:
     """The next grant for this caller, or None when there is nothing for it. Reads only."""
-    guard = False
-    schedule = state.schedule
-    if only is not None:
-        item, guard = only.next_item(state, now_ms)
-    elif schedule.grants < schedule.guard_at:
-        item = schedule.first()
-    else:
-        item, guard = next_item(state, now_ms)
+    item, guard = choose(state, only, now_ms)
     if item is None:
         return None
     fence = state.sequence + 1
-    return ev.LeaseGranted(
+    token = OwnershipToken(item.sequence_id, item.attempt, lease_id, fence)
+    return grant_event(token, fence, now_ms, now_ms + duration_ms, owner_of(caller), caller.principal, key, guard)
+
+
+def grant_event(
+    token: OwnershipToken,
+    fence: int,
+    now_ms: int,
+    deadline: int,
+    owner: str,
+    principal: str | None,
+    key: str | None,
+    guard: bool,
+) -> ev.LeaseGranted:
+    return _LEASE_GRANTED(
         sequence_number=fence,
         timestamp=now_ms,
-        ownership=OwnershipToken(item.sequence_id, item.attempt, lease_id, fence),
-        expires_at=now_ms + duration_ms,
-        peer_id=caller.peer_id or caller.principal or "",
-        principal=caller.principal,
+        ownership=token,
+        expires_at=deadline,
+        peer_id=owner,
+        principal=principal,
         request_key=key,
         guard=guard,
     )
+
+
+_LEASE_GRANTED: Final = ev.LeaseGranted
+
+
+def owner_of(caller: Caller) -> str:
+    return caller.peer_id or caller.principal or ""
 
 
 def grant_key(caller: Caller, request_id: str | None) -> str | None:
@@ -76,18 +102,33 @@ def grant_key(caller: Caller, request_id: str | None) -> str | None:
 
 def describe_grant(item: Item, lease: Lease, now_ms: int, heartbeat_after_ms: int) -> GrantedLease:
     trail = item.trail
-    return GrantedLease(
+    deadline = lease.deadline
+    if trail is None:
+        return _GRANTED_LEASE(
+            item.payload,
+            lease.token,
+            lease.owner,
+            deadline,
+            deadline - now_ms,
+            heartbeat_after_ms,
+            item.enqueued_at,
+            item.priority,
+        )
+    return _GRANTED_LEASE(
         item.payload,
         lease.token,
         lease.owner,
-        lease.deadline,
-        lease.deadline - now_ms,
+        deadline,
+        deadline - now_ms,
         heartbeat_after_ms,
         item.enqueued_at,
         item.priority,
-        None if trail is None else trail.last_error,
-        None if trail is None else trail.progress,
+        trail.last_error,
+        trail.progress,
     )
+
+
+_GRANTED_LEASE: Final = GrantedLease
 
 
 def heartbeat_interval(options: QueueOptions, duration_ms: int) -> int:
