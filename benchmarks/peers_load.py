@@ -39,7 +39,7 @@ class System(Protocol):
     hands_off: bool
     """A client can wait for the next item; the others have to ask again and again."""
     batches: bool
-    """A batch is a call of its own, and flushed as one; if not, only a tenth of the items is sent."""
+    """A batch is a call of its own, and flushed as one; if not, only a twentieth of the items is sent."""
 
     def start(self) -> None: ...
 
@@ -106,7 +106,7 @@ async def cycles(system: System, clients: int, seconds: float) -> dict[str, floa
 async def batches(system: System, connections: int, batch: int, count: int) -> dict[str, float]:
     """Batches through the whole cycle. The bodies are made before the clock starts."""
     if not system.batches:
-        count //= 10
+        count //= 20
     peers = [await system.connect() for _ in range(connections)]
     rounds = math.ceil(count / (connections * batch))
     fresh = [[bodies((one * rounds + each) * batch, batch) for each in range(rounds)] for one in range(connections)]
