@@ -135,7 +135,8 @@ class Writer:
 
     def check_open(self) -> None:
         if self.failure is not None:
-            raise self.failure
+            # Everybody gets the same error; what one caller's frames hold must not pile up in it.
+            raise self.failure.with_traceback(None)
         if self.stalled is not None:
             error = LogUnavailable(f"the log cannot be written now: {self.stalled.message}", retry_after_ms=1_000)
             error.details.update(self.stalled.details)

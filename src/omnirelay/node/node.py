@@ -101,6 +101,7 @@ class Node:
             access_log=False,
             log_config=None,
             server_header=False,
+            proxy_headers=False,
             limit_concurrency=CONNECTIONS_MAX,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=max(1, self.settings.node.drain_timeout_ms // 1000),

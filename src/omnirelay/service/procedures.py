@@ -20,6 +20,7 @@ from omnirelay.errors import InvalidArgument, OmniRelayError
 from omnirelay.rpc.calls import Message, Messages, Reply, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.statuses import TOO_LARGE
+from omnirelay.service.owners import Owners
 from omnirelay.wire import answers as out
 from omnirelay.wire import requests as asked
 from omnirelay.wire.events import event_of
@@ -40,10 +41,8 @@ def caller_of(meta: RequestMeta, peer_id: str | None = None) -> Caller:
 
 
 def holder_of(meta: RequestMeta, peer_id: str | None = None) -> Caller:
-    """Who acknowledges. A token is enough for that; a peer that names itself must be the one that has the lease.
-
-    `Rpc-Caller` does not count here: many callers send the name of their service with every call, beside the peerId
-    they leased with, and an acknowledgement has no such field among those of old.
+    """Who acknowledges on a stream: the peer that opened it, or the one an acknowledgement names. The service that
+    connected may carry the streams of many peers, so its own name says nothing here.
     """
     if peer_id is None and meta.caller is None:
         peer_id = meta.headers.get("x-peer-id")
@@ -76,6 +75,7 @@ class LeaseVerbs:
 
     def __init__(self, shard: Callable[[], Shard]) -> None:
         self._shard = shard
+        self._owners = Owners()
 
     def table(self) -> dict[str, tuple[Callable[[RequestMeta, Any], Any], tuple[Any, ...], str]]:
         acknowledged = (out.Outcome, out.AcksAnswer)
@@ -139,6 +139,7 @@ class LeaseVerbs:
                     resource_types=request.resource_types,
                     tenants=request.tenants,
                 )
+        self._owners.note(granted, meta)
         return Reply(_leases(granted, request.max_items), undelivered=partial(shard.undelivered, granted))
 
     async def heartbeat(self, meta: RequestMeta, request: asked.HeartbeatRequest) -> Any:
@@ -161,20 +162,21 @@ class LeaseVerbs:
         command: Callable[[Any, Caller], Any],
     ) -> Any:
         if acks is None:
-            [outcome] = await self._shard().acknowledge([command(single, holder_of(meta, single.peer_id))])
+            shard = self._shard()
+            [outcome] = await shard.acknowledge([command(single, self._owners.holder(meta, single, shard.state))])
             if isinstance(outcome, OmniRelayError):
                 raise outcome
             return out.outcome_of(outcome)
         _check_count("acks", acks)
         commands = []
-        holder = holder_of(meta)
+        shard = self._shard()
         for index, ack in enumerate(acks):
             try:
-                commands.append(command(ack, holder if ack.peer_id is None else holder_of(meta, ack.peer_id)))
+                commands.append(command(ack, self._owners.holder(meta, ack, shard.state)))
             except InvalidArgument as error:
                 error.details["index"] = index
                 raise
-        outcomes = await self._shard().acknowledge(commands)
+        outcomes = await shard.acknowledge(commands)
         return out.AcksAnswer(results=[out.outcome_of(each) for each in outcomes])
 
     # -- handling ------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class ShardMeter:
         self.frame_events = Histogram(catalogue.FRAME_EVENTS.buckets)
         self.commit = Histogram(CALL_SECONDS)
         self._granted: dict[int, int] = {}
-        """When each live lease was granted, by its fence. Leases of before the start are not followed."""
+        """When each live lease was granted, by its item. Leases of before the start are not followed."""
         self._seen = (0, 0, 0)
 
     def take(self, events: Sequence[ev.Event], items: dict[int, Item]) -> None:
@@ -66,18 +66,20 @@ class ShardMeter:
                 self._take_grant(event, items)  # type: ignore[arg-type]
             elif kind is ev.Completed or kind is ev.Failed or kind is ev.Released or kind is ev.Expired:
                 token = event.ownership  # type: ignore[union-attr]
-                at = granted.pop(token.fence or 0, None)
+                at = granted.pop(token.sequence_id, None)
                 if at is not None:
                     self.lease_time.observe((event.timestamp - at) / 1000)
                 if kind is ev.Completed:
                     self.attempts.observe(token.attempt)
+            elif kind is ev.Cancelled:
+                granted.pop(event.sequence_id, None)  # type: ignore[union-attr]
             elif kind is ev.BackpressureChanged:
                 self.transitions["closed" if event.active else "open"] += 1  # type: ignore[union-attr]
 
     def _take_grant(self, event: ev.LeaseGranted, items: dict[int, Item]) -> None:
         token = event.ownership
         if len(self._granted) < LEASES_FOLLOWED_MAX:
-            self._granted[event.sequence_number] = event.timestamp
+            self._granted[token.sequence_id] = event.timestamp
         item = items.get(token.sequence_id)
         if item is not None and token.attempt == 1:
             due = item.enqueued_at if item.not_before is None else max(item.enqueued_at, item.not_before)

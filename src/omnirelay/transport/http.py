@@ -12,7 +12,9 @@ Errors bear the status, the code and the message in headers and in a JSON body, 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -46,6 +48,7 @@ BODY_SECONDS_MAX = 30.0
 
 _ENCODINGS = ("json", "application/json", "text/json")
 _JSON = (b"content-type", b"application/json")
+_OWN_NAMES = frozenset({"localhost", socket.gethostname().lower()})
 _MEDIA_TYPES = {"json": b"application/json", "raw": b"application/octet-stream"}
 _DIGITS_MAX = 19
 """Of a number that fits 64 bits."""
@@ -208,15 +211,29 @@ class HttpInbound:
 
 
 def _check_origin(headers: Mapping[str, str]) -> None:
+    """Refuse what a browser sends for another site, or for a name that somebody else could point at this address."""
     origin = headers.get("origin")
-    if origin is None:
+    if origin is None and "sec-fetch-site" not in headers:
         return
+    host = headers.get("host", "")
     try:
-        host = urlsplit(origin).netloc
+        named = urlsplit(f"//{host}").hostname or ""
+        same = origin is None or urlsplit(origin).netloc == host
     except ValueError:
-        host = None
-    if host is None or host != headers.get("host"):
-        raise PermissionDenied(f"requests from pages of {origin[:128]} are not served here")
+        named, same = "", False
+    if not same or not _is_certain(named):
+        raise PermissionDenied(f"requests from pages of {(origin or host)[:128]} are not served here")
+
+
+def _is_certain(host: str) -> bool:
+    """Whether a name in a request means this machine whatever a name server says."""
+    if host in _OWN_NAMES:
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class _Exchange:
