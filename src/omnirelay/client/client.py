@@ -13,14 +13,15 @@ out once. Cancelling a call stops waiting for it; what the node has taken in by 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
 
-from omnirelay.client.failures import ConnectionLost, error_of
+from omnirelay.client.connections import encoded
+from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.client.linking import Linking, Mode
 from omnirelay.client.retrying import RetryBudget, pause_ms
 from omnirelay.client.watching import watch_events
@@ -36,9 +37,10 @@ TIMEOUT_MS = 30_000
 BATCH_ITEMS = 1_000
 BATCH_BYTES = 3 * 1024 * 1024
 BATCHES_IN_FLIGHT = 4
+PAUSES_GROW = 10
+RESENT_FREELY = 3
 
 A = TypeVar("A")
-_encode = msgspec.json.Encoder().encode
 
 
 class ItemSpec(msgspec.Struct, kw_only=True):
@@ -167,10 +169,13 @@ class Client:
         batches = _batches(items)
         for start in range(0, len(batches), BATCHES_IN_FLIGHT):
             part = batches[start : start + BATCHES_IN_FLIGHT]
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._enqueue_batch(batch, wait_ms, timeout_ms)) for batch in part]
-            for task in tasks:
-                results += task.result()
+            ended = await asyncio.gather(
+                *(self._enqueue_batch(batch, wait_ms, timeout_ms) for batch in part), return_exceptions=True
+            )
+            for outcome in ended:
+                if isinstance(outcome, BaseException):
+                    raise _moved(outcome, len(results))
+                results += outcome
         return results
 
     async def _enqueue_batch(
@@ -379,6 +384,31 @@ class Client:
         )
         return await self.call("deadletters", request, out.DeadLettersAnswer)
 
+    async def edit(
+        self,
+        sequence_id: int,
+        resource_type: str,
+        resource_id: str,
+        *,
+        body: bytes = b"",
+        encoding: str | None = None,
+        partition_key: str | None = None,
+        attributes: dict[str, str] | None = None,
+        request_id: str | None = None,
+    ) -> out.Item:
+        """Give a dead letter another payload; `redrive` makes it pending again."""
+        payload = asked.IncomingPayload(
+            resource_type=resource_type,
+            resource_id=resource_id,
+            partition_key=partition_key,
+            payload_encoding=encoding,
+            body=body,
+            attributes=attributes,
+            request_id=request_id,
+        )
+        request = asked.EditRequest(sequence_id=sequence_id, payload=payload)
+        return (await self.call("edit", request, out.ItemAnswer)).item
+
     async def redrive(self, sequence_ids: Sequence[int] | None = None, *, rate_per_second: float | None = None) -> int:
         """Make dead letters pending again; without ids all of them."""
         ids = None if sequence_ids is None else list(sequence_ids)
@@ -414,7 +444,7 @@ class Client:
 
     def watch(
         self, from_sequence: int | None = None, *, types: Sequence[str] | None = None, until_caught_up: bool = False
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """Every durable event from there on, in order; goes on by itself after the connection broke."""
         return watch_events(self.url, self.namespace, from_sequence, types, until_caught_up)
 
@@ -430,7 +460,7 @@ class Client:
         repeatable: bool = True,
     ) -> A:
         """Any verb: send the request, read the answer. `repeatable`: carrying it out twice is as good as once."""
-        body = _encode(request)
+        body = encoded(request)
 
         async def attempt(left_ms: float) -> A:
             connection = await self._linking.connected(left_ms)
@@ -454,8 +484,12 @@ class Client:
             except (Unavailable, ResourceExhausted) as error:
                 if isinstance(error, ConnectionLost) and not repeatable:
                     raise
-                pause = pause_ms(tried, error.retry_after_ms)
-                if (loop.time() + pause / 1000) > end or not self._budget.spend():
+                pause = pause_ms(min(tried, PAUSES_GROW), error.retry_after_ms)
+                # A connection is made for all callers at once, so waiting for one is free; and when it breaks, every
+                # call that was under way has to be sent again. The budget is for a node that cannot keep up.
+                free = isinstance(error, NotConnected) or (isinstance(error, ConnectionLost) and tried < RESENT_FREELY)
+                affordable = free or self._budget.spend()
+                if (loop.time() + pause / 1000) > end or not affordable:
                     raise
                 tried += 1
                 await asyncio.sleep(pause / 1000)
@@ -472,16 +506,33 @@ def _ack(verb: str, lease: out.Lease | OwnershipToken, peer_id: str | None, **fi
     return StreamAck(verb=verb, ownership_token=named, peer_id=peer_id, **fields)
 
 
+_STATUSES = {
+    "error.resourcelease.not_owner": "PERMISSION_DENIED",
+    "error.resourcelease.backpressure": "RESOURCE_EXHAUSTED",
+    "error.resourcelease.paused": "UNAVAILABLE",
+    "error.resourcelease.draining": "UNAVAILABLE",
+    "error.resourcelease.no_leader": "UNAVAILABLE",
+    "error.resourcelease.log_unavailable": "UNAVAILABLE",
+    "resourcelease.request_id.conflict": "ALREADY_EXISTS",
+    "resource-exhausted": "RESOURCE_EXHAUSTED",
+    "invalid-argument": "INVALID_ARGUMENT",
+    "internal": "INTERNAL",
+}
+
+
 def _refusal_of(outcome: out.Outcome) -> OmniRelayError:
+    """An outcome has no status beside its code; most are of a token that no longer holds the item."""
     code = outcome.error_code or "internal"
-    status = "FAILED_PRECONDITION"
-    if code == "error.resourcelease.not_owner":
-        status = "PERMISSION_DENIED"
-    elif code.startswith("resourcelease."):
-        status = "INVALID_ARGUMENT"
-    elif code == "error.resourcelease.backpressure":
-        status = "RESOURCE_EXHAUSTED"
+    of_request = "INVALID_ARGUMENT" if code.startswith("resourcelease.") else "FAILED_PRECONDITION"
+    status = _STATUSES.get(code, of_request)
     return error_of(out.ErrorBody(message=outcome.error_message or "refused", status=status, code=code))
+
+
+def _moved(error: BaseException, before: int) -> BaseException:
+    """The error of a batch, with the index of the bad item among all."""
+    if isinstance(error, OmniRelayError) and str(error.details.get("index", "")).isdigit():
+        error.details["index"] = int(str(error.details["index"])) + before
+    return error
 
 
 def _batches(items: Sequence[ItemSpec]) -> list[list[ItemSpec]]:

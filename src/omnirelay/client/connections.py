@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, cast
@@ -24,15 +23,39 @@ from websockets.uri import parse_uri
 
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.core.payload import OwnershipToken
-from omnirelay.errors import OmniRelayError
+from omnirelay.errors import InvalidArgument, OmniRelayError
+from omnirelay.rpc.statuses import TOO_LARGE
 from omnirelay.transport.websocket import MESSAGE_MAX, WebSocketLink
-from omnirelay.wire.answers import ErrorBody, Lease, Outcome
+from omnirelay.wire.answers import ErrorBody, Lease, LeaseAnswer, Outcome
+from omnirelay.wire.requests import IncomingToken
 from omnirelay.wire.streams import StreamAck
 
 CONNECT_SECONDS = 10.0
 FLUSH_BYTES_MAX = 4 * 1024 * 1024
+ACKS_MAX = 1_000
+"""Most acknowledgements in one message."""
 
 _encode = msgspec.json.Encoder().encode
+
+
+def encoded(message: Any) -> bytes:
+    """JSON of what a caller gave. Raises InvalidArgument when it has none, before anything is sent."""
+    try:
+        return _encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidArgument(f"this cannot be sent as JSON: {error}", field="body") from None
+
+
+def checked_url(url: str) -> str:
+    """The address of a node. Raises InvalidArgument when it is none."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits:
+        raise InvalidArgument(f"the address of a node is like http://127.0.0.1:7070, not {url!r}", field="url")
+    return url
 
 
 class PushedMessage(msgspec.Struct, rename="camel", kw_only=True):
@@ -63,6 +86,10 @@ class Pushed(Protocol):
 
     def lost(self, tokens: list[OwnershipToken]) -> None: ...
 
+    def taken_in(self, mark: int) -> None:
+        """The node has taken in everything that was said up to `StreamConnection.mark`."""
+        ...
+
 
 class Connection(Protocol):
     @property
@@ -81,8 +108,13 @@ class Connection(Protocol):
 class StreamConnection(WebSocketLink):
     """One WebSocket to a node. What is said in one turn of the loop goes out together."""
 
+    # Callers wait for this connection: that it is dead must be known well within the time of a call.
+    ping_seconds = 4.0
+    silence_seconds_max = 10.0
+
     def __init__(self, url: str, headers: dict[str, str], pushed: Pushed | None, on_gone: Callable[[], None]) -> None:
-        super().__init__(ClientProtocol(parse_uri(url), max_size=MESSAGE_MAX))
+        # An answer is as large as what was asked for.
+        super().__init__(ClientProtocol(parse_uri(url), max_size=None))
         self._extra_headers = headers
         self._pushed = pushed
         self._tell_gone = on_gone
@@ -90,10 +122,11 @@ class StreamConnection(WebSocketLink):
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 0
         self._waiting: list[bytes] = []
-        self._acks: list[tuple[StreamAck, asyncio.Future[Outcome]]] = []
+        self._acks: list[tuple[bytes, asyncio.Future[Outcome]]] = []
         self._flushing = False
-        self.heard_at = self._loop.time()
-        """When the node was last heard."""
+        self._leasing: set[int] = set()
+        """Calls for leases under way: what comes of one that nobody waits for any more is given back."""
+        self._mark = 0
         self.end_reason: str | None = None
         """What the node said before it ended the stream."""
 
@@ -113,6 +146,7 @@ class StreamConnection(WebSocketLink):
         target = f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}/v1/{namespace}/stream"
         port = parts.port or (443 if scheme == "wss" else 80)
         loop = asyncio.get_running_loop()
+        link: StreamConnection | None = None
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, link = await loop.create_connection(
@@ -122,13 +156,21 @@ class StreamConnection(WebSocketLink):
                     ssl=True if scheme == "wss" else None,
                 )
                 await link.opened
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, UnicodeError) as error:
             raise NotConnected(f"cannot reach {url}: {str(error) or 'no answer in time'}", retry_after_ms=100) from None
+        finally:
+            if link is not None and not link.alive:
+                link._abort()
         return link
 
     @property
     def alive(self) -> bool:
         return not self._gone and self._engine.state is State.OPEN
+
+    @property
+    def heard_at(self) -> float:
+        """When the node was last heard, were it a pong."""
+        return self._heard_at
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -140,6 +182,8 @@ class StreamConnection(WebSocketLink):
         self._write()
 
     def on_handshake(self, event: Request | Response) -> None:
+        if self.opened.done():
+            return  # Nobody waits for it any more.
         problem = cast(ClientProtocol, self._engine).handshake_exc
         if problem is None:
             self.opened.set_result(None)
@@ -150,13 +194,16 @@ class StreamConnection(WebSocketLink):
         self.opened.set_exception(refusal)
 
     def on_message(self, data: bytes) -> None:
-        self.heard_at = self._loop.time()
         messages = _decode_many(data) if data[:1] == b"[" else (_decode_one(data),)
         for message in messages:
             if message.id is not None:
                 answer = self._answers.pop(message.id, None)
+                leasing = message.id in self._leasing
+                self._leasing.discard(message.id)
                 if answer is not None and not answer.done():
                     self._settle(answer, message)
+                elif leasing and message.error is None:
+                    self._give_back(bytes(message.answer))
                 continue
             if message.error is not None:
                 self.end_reason = f"{message.error.message} ({message.error.code})"
@@ -171,6 +218,21 @@ class StreamConnection(WebSocketLink):
         else:
             answer.set_result(bytes(message.answer))
 
+    def _give_back(self, answer: bytes) -> None:
+        """Leases that came when the caller had gone: nobody will work on them."""
+        for lease in msgspec.json.decode(answer, type=LeaseAnswer).leases:
+            token = lease.ownership_token
+            named = IncomingToken(
+                sequence_id=token.sequence_id, attempt=token.attempt, lease_id=token.lease_id, fence=token.fence
+            )
+            ack = StreamAck(verb="release", ownership_token=named, peer_id=lease.owner_peer_id or None)
+            self._acks.append((_encode(ack), self._loop.create_future()))
+            self._flush_soon()
+
+    def on_pong(self, data: bytes) -> None:
+        if data and self._pushed is not None:
+            self._pushed.taken_in(int(data))
+
     def _hand_on(self, pushed: Pushed, message: PushedMessage) -> None:
         if message.leases:
             pushed.leases(message.leases, -math.inf if message.clock is None else message.clock)
@@ -183,9 +245,11 @@ class StreamConnection(WebSocketLink):
         lost = ConnectionLost("the connection to the node ended before the answer came", retry_after_ms=100)
         if not self.opened.done():
             self.opened.set_exception(NotConnected("the node ended the connection at once", retry_after_ms=500))
+            self.opened.exception()  # Whoever waits gets it; nobody has to.
         waiting = [*self._answers.values(), *(future for _, future in self._acks)]
         self._answers.clear()
         self._acks.clear()
+        self._leasing.clear()
         for future in waiting:
             if not future.done():
                 future.set_exception(lost)
@@ -195,14 +259,22 @@ class StreamConnection(WebSocketLink):
     # -- saying something ----------------------------------------------------------------------
 
     async def call(self, verb: str, request: bytes, ttl_ms: float) -> bytes:
-        answer: bytes = await self._ask(
-            b'"call":{"verb":"%s","request":%s,"ttlMs":%d}' % (verb.encode(), request, max(1, ttl_ms))
-        )
+        waiting = self._ask(b'"call":{"verb":%s,"request":%s,"ttlMs":%d}' % (_encode(verb), request, max(1, ttl_ms)))
+        if verb == "lease":
+            self._leasing.add(self._next_id)
+        answer: bytes = await waiting
         return answer
 
     def _ask(self, message: bytes) -> asyncio.Future[Any]:
         if not self.alive:
             raise NotConnected("the connection to the node is gone", retry_after_ms=100)
+        if len(message) > MESSAGE_MAX - 100:
+            # The node would end the connection, and with it every other call.
+            raise InvalidArgument(
+                f"a request takes at most {MESSAGE_MAX} bytes, this one has {len(message)}",
+                code=TOO_LARGE,
+                limit=MESSAGE_MAX,
+            )
         self._next_id += 1
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._answers[self._next_id] = answer
@@ -214,16 +286,27 @@ class StreamConnection(WebSocketLink):
         """Acknowledgements of one turn of the loop travel as one message, each with an outcome of its own."""
         if not self.alive:
             raise NotConnected("the connection to the node is gone", retry_after_ms=100)
+        message = encoded(ack)
+        if len(message) > MESSAGE_MAX - 100:
+            raise InvalidArgument(
+                f"an acknowledgement takes at most {MESSAGE_MAX} bytes, this one has {len(message)}",
+                code=TOO_LARGE,
+                limit=MESSAGE_MAX,
+            )
         outcome: asyncio.Future[Outcome] = self._loop.create_future()
-        self._acks.append((ack, outcome))
+        self._acks.append((message, outcome))
         self._flush_soon()
         return await outcome
 
-    def say(self, **message: Any) -> None:
-        """Send what has no answer: `open`, `credit`, `begin`. `clock` is this loop's time; the node gives it back."""
+    def say(self, **message: Any) -> int:
+        """Send what has no answer: `open`, `credit`, `begin`. `clock` is this loop's time; the node gives it back.
+
+        Returns a mark: `Pushed.taken_in` is called with it, or a later one, when the node has taken this in.
+        """
         if self.alive:
             self._waiting.append(_encode({**message, "clock": self._loop.time()}))
             self._flush_soon()
+        return self._mark + 1
 
     def _flush_soon(self) -> None:
         if not self._flushing:
@@ -231,8 +314,8 @@ class StreamConnection(WebSocketLink):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        self._flushing = False
         if not self.alive:
-            self._flushing = False
             return
         if self._acks:
             self._send_acks()
@@ -244,7 +327,10 @@ class StreamConnection(WebSocketLink):
                 start, size = index, 0
             size += len(message)
         self._send_joined(waiting[start:])
-        self._flushing = False
+        if self._pushed is not None:
+            # Answered in its turn: then everything before it has been read.
+            self._mark += 1
+            self.ping(b"%d" % self._mark)
 
     def _send_joined(self, messages: list[bytes]) -> None:
         if len(messages) == 1:
@@ -254,10 +340,17 @@ class StreamConnection(WebSocketLink):
 
     def _send_acks(self) -> None:
         acks, self._acks = self._acks, []
-        for start in range(0, len(acks), 1_000):
-            part = acks[start : start + 1_000]
-            answer = self._ask(b'"acks":' + _encode([ack for ack, _ in part]))
-            answer.add_done_callback(partial(_share_out, [future for _, future in part]))
+        start = size = 0
+        for index, (message, _) in enumerate(acks):
+            if index > start and (index - start >= ACKS_MAX or size + len(message) > FLUSH_BYTES_MAX):
+                self._send_part(acks[start:index])
+                start, size = index, 0
+            size += len(message)
+        self._send_part(acks[start:])
+
+    def _send_part(self, acks: list[tuple[bytes, asyncio.Future[Outcome]]]) -> None:
+        answer = self._ask(b'"acks":[%s]' % b",".join(message for message, _ in acks))
+        answer.add_done_callback(partial(_share_out, [future for _, future in acks]))
 
     async def aclose(self) -> None:
         """Say goodbye; whoever still waits for an answer gets ConnectionLost."""
@@ -294,8 +387,9 @@ class HttpConnection:
     """Calls one by one over HTTP: slower, but it gets through every proxy."""
 
     def __init__(self, url: str, namespace: str, headers: dict[str, str]) -> None:
-        self._client = httpx.AsyncClient(base_url=f"{url.rstrip('/')}/v1/{namespace}/", headers=headers)
-        self.heard_at = time.monotonic()
+        # As many connections as there are calls: one that waits must hold up nothing behind it.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        self._client = httpx.AsyncClient(base_url=f"{url.rstrip('/')}/v1/{namespace}/", headers=headers, limits=limits)
 
     @property
     def alive(self) -> bool:
@@ -318,7 +412,7 @@ class HttpConnection:
         return response.content
 
     async def acknowledge(self, ack: StreamAck) -> Outcome:
-        request = msgspec.to_builtins(ack)
+        request = msgspec.json.decode(encoded(ack))
         verb = request.pop("verb")
         return msgspec.json.decode(await self.call(verb, _encode(request), 30_000), type=Outcome)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
-from omnirelay.client.connections import Connection, HttpConnection, StreamConnection
-from omnirelay.client.failures import NotConnected
-from omnirelay.errors import OmniRelayError
+from omnirelay.client.connections import Connection, HttpConnection, StreamConnection, checked_url
+from omnirelay.errors import FailedPrecondition, OmniRelayError
 
 Mode = Literal["auto", "stream", "http"]
 
@@ -15,29 +14,47 @@ NO_STREAM = (400, 403, 404, 405, 426, 501, 502)
 """Answers of proxies and of servers without WebSocket to an upgrade."""
 
 
+class ClientClosed(FailedPrecondition):
+    """The client was closed. Trying again is of no use."""
+
+    default_code = "error.client.closed"
+
+
 class Linking:
-    """Hands out the connection of a client. Concurrent callers share one attempt to make it."""
+    """Hands out the connection of a client. Concurrent callers share one attempt to make it, and what came of it."""
 
     def __init__(self, url: str, namespace: str, headers: dict[str, str], mode: Mode) -> None:
-        self._url = url
+        self._url = checked_url(url)
         self._namespace = namespace
         self._headers = headers
         self._mode = mode
         self._connection: Connection | None = None
-        self._connecting: asyncio.Lock = asyncio.Lock()
+        self._connecting: asyncio.Task[Connection] | None = None
         self._closed = False
 
     async def connected(self, left_ms: float) -> Connection:
         """A live connection. Raises NotConnected (try again later) or what the node refused with."""
+        if self._closed:
+            raise ClientClosed("the client is closed")
         connection = self._connection
         if connection is not None and connection.alive:
             return connection
-        if self._closed:
-            raise NotConnected("the client is closed")
-        async with asyncio.timeout(left_ms / 1000), self._connecting:
-            if self._connection is None or not self._connection.alive:
-                self._connection = await self._connect()
-            return self._connection
+        if self._connecting is None:
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._connecting.add_done_callback(self._connected)
+        connecting = self._connecting
+        async with asyncio.timeout(left_ms / 1000):
+            try:
+                return await asyncio.shield(connecting)
+            except asyncio.CancelledError:
+                if connecting.cancelled():
+                    raise ClientClosed("the client is closed") from None
+                raise
+
+    def _connected(self, done: asyncio.Task[Connection]) -> None:
+        self._connecting = None
+        if not done.cancelled() and done.exception() is None:
+            self._connection = done.result()
 
     async def _connect(self) -> Connection:
         if self._mode == "http":
@@ -51,6 +68,9 @@ class Linking:
 
     async def close(self) -> None:
         self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait((self._connecting,))
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.aclose()

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from omnirelay.client.client import Client
+from omnirelay.client.linking import ClientClosed
 from omnirelay.client.threads import LoopThread
 
 P = ParamSpec("P")
@@ -24,7 +25,12 @@ class SyncClient:
         """Takes what `Client` takes."""
         self._thread = LoopThread("omnirelay-client")
         self._thread.start()
-        self._client: Client = self._thread.run(_make(arguments, options))
+        try:
+            self._client: Client = self._thread.run(_make(arguments, options))
+        except BaseException:
+            self._thread.stop()
+            raise
+        self._closed = False
         client = self._client
         self.enqueue = self._waited(client.enqueue)
         self.enqueue_many = self._waited(client.enqueue_many)
@@ -40,6 +46,7 @@ class SyncClient:
         self.pause = self._waited(client.pause)
         self.resume = self._waited(client.resume)
         self.dead_letters = self._waited(client.dead_letters)
+        self.edit = self._waited(client.edit)
         self.redrive = self._waited(client.redrive)
         self.purge = self._waited(client.purge)
         self.stats = self._waited(client.stats)
@@ -48,6 +55,8 @@ class SyncClient:
 
     def _waited(self, method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
         def call(*arguments: P.args, **options: P.kwargs) -> R:
+            if self._closed:
+                raise ClientClosed("the client is closed")
             return self._thread.run(method(*arguments, **options))
 
         call.__doc__ = method.__doc__
@@ -57,12 +66,17 @@ class SyncClient:
         self, from_sequence: int | None = None, *, types: Sequence[str] | None = None, until_caught_up: bool = False
     ) -> Iterator[dict[str, Any]]:
         events = self._client.watch(from_sequence, types=types, until_caught_up=until_caught_up)
-        while (event := self._thread.run(_next(events))) is not None:
-            yield event
+        try:
+            while not self._closed and (event := self._thread.run(_next(events))) is not None:
+                yield event
+        finally:
+            if not self._closed:
+                self._thread.run(_end(events))
 
     def close(self) -> None:
         """End the connection and its thread. Safe to call twice."""
-        if self._thread.loop.is_running():
+        if not self._closed:
+            self._closed = True
             self._thread.run(self._client.close())
             self._thread.stop()
 
@@ -81,3 +95,7 @@ async def _make(arguments: tuple[Any, ...], options: dict[str, Any]) -> Client:
 
 async def _next(events: Any) -> Any:
     return await anext(events, None)
+
+
+async def _end(events: Any) -> None:
+    await events.aclose()

@@ -11,6 +11,7 @@ import msgspec
 
 from omnirelay.client.failures import error_of
 from omnirelay.client.retrying import pause_ms
+from omnirelay.errors import OmniRelayError, Unavailable
 from omnirelay.wire.answers import ErrorBody
 
 
@@ -34,7 +35,7 @@ async def watch_events(
                 target = f"{url.rstrip('/')}/v1/{namespace}/watch"
                 async with client.stream("GET", target, params=query, headers=headers) as response:
                     if response.status_code != 200:
-                        raise error_of(msgspec.json.decode(await response.aread(), type=ErrorBody))
+                        raise _refusal(response.status_code, await response.aread())
                     failures = 0
                     kind = ""
                     async for line in response.aiter_lines():
@@ -48,6 +49,14 @@ async def watch_events(
                             yield msgspec.json.decode(line[6:])
                 if until_caught_up:
                     return
-            except httpx.HTTPError:
+            except (httpx.HTTPError, Unavailable):
+                # A node that stops or starts says so in an answer; it will be there again.
                 failures += 1
             await asyncio.sleep(pause_ms(min(failures, 6), None) / 1000)
+
+
+def _refusal(status: int, body: bytes) -> OmniRelayError:
+    try:
+        return error_of(msgspec.json.decode(body, type=ErrorBody))
+    except msgspec.DecodeError:
+        return Unavailable(f"the node answered with HTTP {status}", code="error.client.not_connected", status=status)

@@ -79,11 +79,13 @@ class WebSocketLink(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         if self._gone or self._engine.state is not State.OPEN:
             return
-        self._engine.send_text(data)
-        self._write()
         assert self._transport is not None
         if self._transport.get_write_buffer_size() > UNREAD_MAX:
+            # Looked at before and not after: one answer may be as large as the peer asked for.
             self._drop("it leaves too much unread")
+            return
+        self._engine.send_text(data)
+        self._write()
 
     def close(self, code: int = NORMAL, reason: str = "") -> None:
         if not self._gone and self._engine.state is State.OPEN:

@@ -73,9 +73,7 @@ class Handlers:
 
         def register(function: H) -> H:
             for pattern in patterns:
-                self._registered.append(
-                    Registered(pattern, function, iscoroutinefunction(function), dict(on_error or {}))
-                )
+                self._registered.append(Registered(pattern, function, _is_async(function), dict(on_error or {})))
             return function
 
         return register
@@ -89,3 +87,8 @@ class Handlers:
             if fnmatchcase(resource_type, each.pattern):
                 return each
         return None
+
+
+def _is_async(function: Any) -> bool:
+    """Also of an object that is called like a function."""
+    return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

@@ -9,6 +9,10 @@ When a lease is certain to live is counted from before the node was asked, never
     until = time the request was sent + remainingMs of its answer
 
 A lease that could not be renewed by then, less a margin, is treated as lost although the node may still know it.
+
+When the connection drops, the node takes back what it has not heard the beginning of. So does the worker: what was not
+begun, and what was begun so late that the node may not have heard, is dropped here and released there, in case the node
+still has it.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from omnirelay.client.client import Client
@@ -29,6 +34,7 @@ from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import (
     DeadlineExceeded,
     FailedPrecondition,
+    InvalidArgument,
     OmniRelayError,
     PermissionDenied,
     ResourceExhausted,
@@ -46,20 +52,26 @@ CLOCK_EVERY_SECONDS = 1.0
 ACK_RETRY_SECONDS = 600.0
 """How long an acknowledgement is tried again when the node is away; that long it remembers the first answer."""
 POLL_WAIT_MS = 20_000
+INVALID = "error.worker.acknowledgement_invalid"
+"""The error code of an attempt whose outcome the node does not take."""
 
 
 class Kept:
     """One lease of this worker."""
 
-    __slots__ = ("begun", "heartbeat_at", "heartbeating", "lease", "progress", "until")
+    __slots__ = ("begun", "certain", "heartbeat_at", "heartbeating", "lease", "mark", "progress", "until", "withdrawn")
 
     def __init__(self, lease: Lease, until: float, now: float) -> None:
         self.lease = lease
         self.until = until
         """In monotonic seconds: until then the lease lives for certain."""
+        self.certain = until
         self.heartbeat_at = now + min(lease.heartbeat_after_ms, lease.remaining_ms / 3) / 1000
         self.heartbeating = False
         self.begun = False
+        self.mark: int | None = None
+        """The node knows that the work has begun when it has taken in the stream up to here."""
+        self.withdrawn = False
         self.progress: Progress | None = None
         """To be told with the next heartbeat."""
 
@@ -113,6 +125,9 @@ class Keeper:
         """A lease has ended, so there may be room for another."""
         self._client = Client(url, namespace=namespace, caller=peer_id, mode="auto")
         self._finishing: set[asyncio.Task[None]] = set()
+        self._connected_at = 0.0
+        self._taken_in = 0
+        """How much of what was said on the stream the node has taken in for certain."""
         self.heard_at = time.monotonic()
         """When the node last answered anything."""
         self.last_error: str | None = None
@@ -137,8 +152,12 @@ class Keeper:
         for kept in unbegun:
             self._forget(kept)
             self._receiver.stop_job(kept.lease.ownership_token.lease_id, "withdrawn")
-        acks = [self._ack("release", kept.lease.ownership_token) for kept in unbegun]
-        await asyncio.gather(*(self._client.acknowledge(ack) for ack in acks), return_exceptions=True)
+        await asyncio.gather(*(self._give_back(kept.lease) for kept in unbegun))
+
+    async def _give_back(self, lease: Lease) -> None:
+        """Release what nobody works on here. What the node has taken back by itself it refuses, and that is well."""
+        with suppress(OmniRelayError):
+            await self._send(self._ack("release", lease.ownership_token), 30_000)
 
     async def settled(self) -> None:
         """Wait until every acknowledgement that is under way has been answered."""
@@ -159,6 +178,11 @@ class Keeper:
                 if failures == 0:
                     _log.warning("worker_disconnected", extra={"reason": error.message, "url": self._url})
                 failures += 1
+            except Exception as error:
+                # Nobody would notice that no more leases come: whatever it is, it is worth another try.
+                _log.exception("worker_connection_failed", extra={"url": self._url})
+                self.last_error = repr(error)
+                failures += 1
             await asyncio.sleep(pause_ms(min(failures, 6), None) / 1000)
 
     async def _stream_leases(self) -> bool:
@@ -172,11 +196,19 @@ class Keeper:
             if error.details.get("status") in NO_STREAM:
                 return False
             raise
+        try:
+            await self._stream_until_gone(stream)
+        finally:
+            self._stream = None
+            await stream.aclose()
+        raise NotConnected(stream.end_reason or "the connection to the node ended", retry_after_ms=100)
+
+    async def _stream_until_gone(self, stream: StreamConnection) -> None:
         self._stream = stream
-        self.heard_at = time.monotonic()
-        self.last_error = None
+        self._connected_at = time.monotonic()
+        self._taken_in = 0
         _log.info("worker_connected", extra={"url": self._url, "peer": self._peer_id})
-        self._credit = self._room()
+        self._credit = self._room() if self._taking else 0
         stream.say(
             open={
                 "peerId": self._peer_id,
@@ -190,11 +222,16 @@ class Keeper:
             stream.say(begin=begun)
         await self._gone.wait()
         self._stream = None
-        # The node has taken back what it pushed here and was not begun; those tokens are worth nothing now.
-        for kept in [kept for kept in self._kept.values() if not kept.begun]:
+        for kept in [kept for kept in self._kept.values() if not self._known_begun(kept)]:
+            # The node takes back what it has not heard the beginning of, unless it died itself: then it still has it.
+            kept.withdrawn = True
             self._forget(kept)
             self._receiver.stop_job(kept.lease.ownership_token.lease_id, "withdrawn")
-        raise NotConnected(stream.end_reason or "the connection to the node ended", retry_after_ms=100)
+            if not kept.begun:
+                self._start(self._give_back(kept.lease))
+
+    def _known_begun(self, kept: Kept) -> bool:
+        return kept.begun and (kept.mark is None or kept.mark <= self._taken_in)
 
     async def _poll_leases(self) -> None:
         """Ask for leases one call at a time: for networks that let no stream through."""
@@ -225,9 +262,32 @@ class Keeper:
         self.heard_at = now
         self._credit -= len(leases)
         for lease in leases:
-            kept = Kept(lease, min(now, not_before) + lease.remaining_ms / 1000, now)
+            if not self._taking:
+                self._start(self._give_back(lease))
+                continue
+            lasts = lease.remaining_ms / 1000
+            kept = Kept(lease, min(now, not_before) + lasts, now)
             self._kept[lease.ownership_token.lease_id] = kept
+            if kept.until - now < lasts / 2:
+                # It may be fresh, but the time it is counted from is old: ask, before anybody works under it.
+                self._start(self._look_again(kept, now + lasts))
+            else:
+                self._receiver.arrived(kept)
+
+    async def _look_again(self, kept: Kept, until_at_most: float) -> None:
+        certain, kept.until = kept.until, until_at_most  # Else it would be given up before the answer comes.
+        kept.certain = certain
+        await self._heartbeat(kept)
+        if kept.lease.ownership_token.lease_id not in self._kept:
+            return
+        if kept.certain - self._guard > time.monotonic():
+            kept.until = kept.certain
             self._receiver.arrived(kept)
+        else:
+            self._lose(kept.lease.ownership_token.lease_id)
+
+    def taken_in(self, mark: int) -> None:
+        self._taken_in = max(self._taken_in, mark)
 
     def cancel(self, tokens: list[OwnershipToken]) -> None:
         for token in tokens:
@@ -258,15 +318,15 @@ class Keeper:
 
     def begin(self, kept: Kept) -> None:
         """The handler starts now; from here on a lost connection alone does not give the item back."""
-        self._loop.call_soon_threadsafe(self._begin, kept)
+        self._soon(self._begin, kept)
 
     def _begin(self, kept: Kept) -> None:
         kept.begun = True
         if self._stream is not None and kept.lease.ownership_token.lease_id in self._kept:
-            self._stream.say(begin=[kept.lease.ownership_token])
+            kept.mark = self._stream.say(begin=[kept.lease.ownership_token])
 
     def report(self, kept: Kept, progress: Progress) -> None:
-        self._loop.call_soon_threadsafe(self._report, kept, progress)
+        self._soon(self._report, kept, progress)
 
     def _report(self, kept: Kept, progress: Progress) -> None:
         kept.progress = progress
@@ -275,11 +335,17 @@ class Keeper:
 
     def finish(self, kept: Kept, ack: StreamAck) -> None:
         """The handler is done; acknowledge it."""
-        self._loop.call_soon_threadsafe(self._finish, kept, ack)
+        self._soon(self._finish, kept, ack)
 
     def _finish(self, kept: Kept, ack: StreamAck) -> None:
         if kept.lease.ownership_token.lease_id in self._kept:
             self._start(self._acknowledge(kept, ack))
+        elif kept.withdrawn:
+            self._start(self._give_back(kept.lease))
+
+    def _soon(self, do: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # The worker has stopped, and a handler in a thread goes on: nobody to tell.
+            self._loop.call_soon_threadsafe(do, *arguments)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -313,9 +379,10 @@ class Keeper:
             except OmniRelayError as error:
                 # The node will never take this (a result too large, a bad follow-up): the attempt has failed.
                 _log.error("acknowledgement_invalid", extra={"sequence_id": token.sequence_id, "code": error.code})
-                if ack.verb == "fail":
+                if ack.verb == "fail" and ack.error_code == INVALID:
                     break
-                ack = self._ack("fail", token, reason=error.message, error_code=error.code)
+                mode = ack.mode if ack.verb == "fail" else None
+                ack = self._ack("fail", token, reason=error.message, error_code=INVALID, mode=mode)
         self._forget(kept)
 
     async def _send(self, ack: StreamAck, timeout_ms: int) -> Outcome:
@@ -345,7 +412,10 @@ class Keeper:
             if self._stream is not None and now - clock_at >= CLOCK_EVERY_SECONDS:
                 clock_at = now
                 self._stream.say()
-                self.heard_at = max(self.heard_at, self._stream.heard_at)
+                if now - self._connected_at > CLOCK_EVERY_SECONDS:
+                    # It has outlived the moment at which a node refuses, so what is heard on it is a success.
+                    self.heard_at = max(self.heard_at, self._stream.heard_at)
+                    self.last_error = None
             await asyncio.sleep(tick)
 
     async def _heartbeat(self, kept: Kept) -> None:
@@ -362,6 +432,10 @@ class Keeper:
             outcome = await self._send(self._ack("heartbeat", token, progress=said), timeout_ms)
         except (FailedPrecondition, PermissionDenied):
             self._lose(token.lease_id)
+        except InvalidArgument as error:
+            # It is the progress that the node does not take; the lease must not be lost for it.
+            _log.warning("progress_refused", extra={"sequence_id": token.sequence_id, "reason": error.message})
+            kept.heartbeat_at = time.monotonic()
         except OmniRelayError as error:
             kept.progress = kept.progress or progress
             kept.heartbeat_at = time.monotonic() + min(1.0, kept.remaining_ms() / 10_000)
@@ -369,7 +443,8 @@ class Keeper:
         else:
             self.heard_at = time.monotonic()
             remaining = (outcome.remaining_ms or 0) / 1000
-            kept.until = max(kept.until, sent_at + remaining)
+            kept.certain = sent_at + remaining
+            kept.until = max(kept.until, kept.certain)
             again = min((outcome.heartbeat_after_ms or 0) / 1000, remaining / 2)
             kept.heartbeat_at = time.monotonic() + max(0.02, again)
             if outcome.cancel_requested:

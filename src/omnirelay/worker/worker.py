@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from omnirelay.client.client import DEFAULT_URL
+from omnirelay.client.connections import checked_url
 from omnirelay.client.threads import LoopThread
 from omnirelay.errors import InvalidArgument
 from omnirelay.wire.streams import StreamAck
@@ -83,10 +84,12 @@ class Worker:
         """
         if concurrency < 1:
             raise InvalidArgument("concurrency must be at least 1", field="concurrency")
+        if prefetch is not None and prefetch < 0:
+            raise InvalidArgument("prefetch must not be negative", field="prefetch")
         if not handlers.patterns:
             raise InvalidArgument("the registry has no handlers", field="handlers")
         self._handlers = handlers
-        self._url = url
+        self._url = checked_url(url)
         self._namespace = namespace
         self.peer_id = peer_id or f"{socket.gethostname()}-{os.getpid()}"
         self._concurrency = concurrency
@@ -114,12 +117,19 @@ class Worker:
         try:
             self._keeper = await asyncio.wrap_future(self._thread.submit(self._make_keeper()))
             keeping = self._thread.submit(self._keeper.run())
+            kept = asyncio.wrap_future(keeping)
+            stopping = asyncio.ensure_future(self._stopping.wait())
             try:
-                await self._stopping.wait()
+                # The keeper ends by itself only when it fails; a worker without one would wait for leases for ever.
+                await asyncio.wait((stopping, kept), return_when=asyncio.FIRST_COMPLETED)
             finally:
+                self._stopping.set()
                 await self._finish()
+                failed = kept.done()
                 keeping.cancel()
-                await asyncio.wait((asyncio.ensure_future(_quietly(asyncio.wrap_future(keeping))),))
+                await asyncio.wait((asyncio.ensure_future(_quietly(kept)), stopping))
+            if failed:
+                kept.result()
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
             await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
@@ -193,7 +203,11 @@ class Worker:
     def _stop_job(self, lease_id: str, reason: str) -> None:
         held = self._jobs.get(lease_id)
         if held is None:
-            self._waiting = deque(kept for kept in self._waiting if kept.lease.ownership_token.lease_id != lease_id)
+            for kept in [kept for kept in self._waiting if kept.lease.ownership_token.lease_id == lease_id]:
+                self._waiting.remove(kept)
+                if reason == "cancelled":
+                    self.counts.cancelled += 1
+                    self._hand_back(kept)
             return
         job, task = held
         job.stop(reason)
@@ -206,13 +220,19 @@ class Worker:
         while self._waiting and len(self._jobs) < self._concurrency:
             kept = self._waiting.popleft()
             if kept.remaining_ms() <= self._guard_ms:
-                continue  # It waited too long; the keeper has given it up or is about to.
+                self._hand_back(kept)  # It waited too long. A renewal may be under way, so it must not be forgotten.
+                continue
             job = Job(kept.lease, lambda progress, kept=kept: keeper.report(kept, progress), kept.remaining_ms)  # type: ignore[misc]
             keeper.begin(kept)
             task = self._loop.create_task(self._work(keeper, kept, job))
             lease_id = kept.lease.ownership_token.lease_id
             self._jobs[lease_id] = (job, task)
             task.add_done_callback(lambda _, lease_id=lease_id: self._ended(lease_id))  # type: ignore[misc]
+
+    def _hand_back(self, kept: Kept) -> None:
+        """Release what was not begun."""
+        assert self._keeper is not None
+        self._keeper.finish(kept, acknowledgement("release", kept.lease.ownership_token, self.peer_id))
 
     def _ended(self, lease_id: str) -> None:
         self._jobs.pop(lease_id, None)
@@ -232,7 +252,11 @@ class Worker:
         try:
             result = await self._call(handler, job)
             ack = self._completion(job, result)
-        except (asyncio.CancelledError, JobStopped):
+        except (asyncio.CancelledError, JobStopped) as error:
+            if job.stop_reason is None:
+                # Nobody stopped it: something in the handler was cancelled. Released, it would come back for ever.
+                self.counts.failed += 1
+                return self._fail(job, error, "retry", type(error).__name__, None)
             return self._stopped(job)
         except Retry as error:
             self.counts.failed += 1
@@ -267,9 +291,8 @@ class Worker:
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            if job.stop_reason == "lost":
-                raise
-            # The thread goes on until it looks at `job.stopped`; only then is it known how the work ended.
+            # The thread goes on until it looks at `job.stopped`. Only then is it known how the work ended, and only
+            # then is there a thread for another job.
             return await running
 
     def _completion(self, job: Job, result: Any) -> StreamAck:
@@ -325,6 +348,7 @@ def _encoded(result: Any) -> tuple[bytes | None, str | None]:
 
 def _clean(text: str) -> str:
     """Without the control characters that a node does not take."""
+    text = text.encode("utf-8", "replace").decode()
     return "".join(c if c >= " " or c in "\t\n\r" else " " for c in text).replace("\x7f", " ")
 
 

@@ -1,0 +1,255 @@
+"""The client against a node: every verb, typed errors, batches, deadlines, and what it does not send."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnirelay.client.client import Client, ItemSpec
+from omnirelay.client.linking import ClientClosed
+from omnirelay.client.sync import SyncClient
+from omnirelay.core.options import QueueOptions
+from omnirelay.core.payload import OwnershipToken
+from omnirelay.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+    Unimplemented,
+)
+from tests.integration.http_sockets import until
+from tests.integration.node_process import NodeProcess
+from tests.integration.nodes import running_node
+
+both_ways = pytest.mark.parametrize("mode", ["stream", "http"])
+SMALL = QueueOptions(capacity=1, high_watermark=10)
+
+
+def items(count: int, **fields: Any) -> list[ItemSpec]:
+    return [ItemSpec(resource_type="table", resource_id=str(number), **fields) for number in range(count)]
+
+
+@both_ways
+async def test_every_verb_has_a_method(mode: Any) -> None:
+    async with running_node() as node, Client(node.url, mode=mode, caller="tests") as client:
+        first = await client.enqueue("table", "orders", body=b"x", attributes={"a": "b"}, priority=1)
+        assert (first.sequence_id, first.duplicate) == (1, False)
+        await client.enqueue_many(items(5))
+        leases = await client.lease(peer_id="w", max_items=4)
+        assert leases[0].payload.body == b"x"
+        beat = await client.heartbeat(leases[0], fraction=0.5, message="half", data={"at": 3})
+        assert beat.remaining_ms is not None
+        done = await client.complete(leases[0], result=b"ok", follow_ups=items(1))
+        assert done.follow_up_ids == [7]
+        assert (await client.release(leases[1])).state == "ready"
+        assert (await client.fail(leases[2], reason="no", mode="dead")).state == "dead"
+        assert (await client.fail(leases[3], delay_ms=60_000)).state == "delayed"
+        assert (await client.get(1)).result == b"ok"
+        assert (await client.dead_letters()).total == 1
+        [dead] = (await client.dead_letters()).items
+        assert (await client.edit(dead.sequence_id, "table", "edited")).payload.resource_id == "edited"
+        assert await client.redrive([dead.sequence_id]) == 1
+        assert "delay" in [each.gate for each in (await client.why(4)).gates]
+        assert (await client.cancel(4)).state == "cancelled"
+        assert len((await client.peek()).items) == 5
+        assert [each.intake for each in await client.pause(intake=True, reason="test")] == [True]
+        assert await client.resume() == []
+        drained = await client.drain(max_items=2)
+        assert (await client.restore(drained.items)).restored_count == 2
+        assert (await client.stats()).completed_count >= 1
+        events = [event async for event in client.watch(1, until_caught_up=True)]
+        assert len(events) > 10
+
+
+@both_ways
+async def test_refusals_are_the_errors_they_were(mode: Any) -> None:
+    async with running_node() as node, Client(node.url, mode=mode) as client:
+        with pytest.raises(InvalidArgument) as bad:
+            await client.enqueue("", "orders")
+        assert bad.value.code == "resourcelease.payload.resource_type_required"
+        with pytest.raises(NotFound):
+            await client.get(99)
+        await client.enqueue("table", "a", request_id="r")
+        with pytest.raises(AlreadyExists):
+            await client.enqueue("table", "b", request_id="r")
+        with pytest.raises(FailedPrecondition) as unknown:
+            await client.complete(OwnershipToken(1, 1, "00000000-0000-0000-0000-000000000000"))
+        assert unknown.value.code == "error.resourcelease.unknown_token"
+        [lease] = await client.lease(peer_id="owner")
+        with pytest.raises(PermissionDenied):
+            await client.complete(lease, peer_id="other")
+        with pytest.raises(InvalidArgument):
+            await client.fail(lease, delay_ms=-5)
+        with pytest.raises(InvalidArgument) as follow_up:
+            await client.complete(lease, follow_ups=items(1, priority=99))
+        assert follow_up.value.code == "resourcelease.priority.invalid"
+        async with Client(node.url, namespace="elsewhere", mode=mode) as lost:
+            with pytest.raises(Unimplemented):
+                await lost.stats()
+        assert (await client.complete(lease)).success
+
+
+@both_ways
+async def test_what_is_not_json_is_refused_here_and_the_connection_goes_on(mode: Any) -> None:
+    async with running_node() as node, Client(node.url, mode=mode) as client:
+        await client.enqueue("table", "a")
+        [lease] = await client.lease()
+        with pytest.raises(InvalidArgument):
+            await client.heartbeat(lease, data=object())
+        with pytest.raises(InvalidArgument):
+            await client.fail(lease, reason="\ud800")
+        with pytest.raises(InvalidArgument):
+            await client.enqueue("table", "\ud800")
+        assert (await client.complete(lease)).success
+
+
+async def test_what_is_too_large_for_a_message_disturbs_no_other_call() -> None:
+    async with running_node() as node, Client(node.url) as client:
+        waiting = asyncio.ensure_future(client.lease(wait_ms=20_000))
+        await client.stats()
+        with pytest.raises(InvalidArgument) as large:
+            await client.enqueue("table", "a", body=b"x" * 17_000_000)
+        assert large.value.code == "resourcelease.payload.too_large"
+        await client.enqueue("table", "b")
+        [lease] = await waiting
+        with pytest.raises(InvalidArgument):
+            await client.complete(lease, result=b"x" * 17_000_000)
+        assert (await client.complete(lease)).success
+
+
+async def test_acknowledgements_that_are_large_together_go_out_in_several_messages() -> None:
+    async with running_node() as node, Client(node.url) as client:
+        await client.enqueue_many(items(60))
+        leases = await client.lease(max_items=60)
+        done = await asyncio.gather(*(client.complete(lease, result=b"x" * 900_000) for lease in leases))
+        assert all(outcome.success for outcome in done)
+
+
+async def test_an_answer_may_be_larger_than_a_message_of_a_caller() -> None:
+    async with running_node() as node, Client(node.url) as client:
+        for each in items(100, body=b"x" * 1_000_000):
+            await client.enqueue_many([each])
+        leases = await client.lease(max_items=100)
+        assert len(leases) == 100
+
+
+async def test_many_items_come_in_whole_batches_in_order() -> None:
+    async with running_node() as node, Client(node.url) as client:
+        results = await client.enqueue_many(items(10_500))
+        assert [each.sequence_id for each in results] == list(range(1, 10_501))
+        large = await client.enqueue_many(items(12, body=b"x" * 900_000))
+        assert len({each.sequence_id for each in large}) == 12
+
+
+async def test_a_bad_item_among_many_raises_its_error_with_its_place() -> None:
+    async with running_node() as node, Client(node.url) as client:
+        batch = items(2_500)
+        batch[2_100].resource_type = ""
+        with pytest.raises(InvalidArgument) as bad:
+            await client.enqueue_many(batch)
+        assert bad.value.details["index"] == 2_100
+        assert (await client.stats()).pending_count == 2_000
+
+
+async def test_concurrent_single_calls_share_a_connection_and_frames() -> None:
+    async with running_node() as node, Client(node.url) as client:
+        results = await asyncio.gather(*(client.enqueue("table", str(number)) for number in range(500)))
+        assert len({each.sequence_id for each in results}) == 500
+        frames = node.components[0].shard().log.statistics().frames
+        assert frames < 250, "calls that come together are written together"
+
+
+@both_ways
+async def test_a_deadline_ends_a_call(mode: Any) -> None:
+    async with running_node(options=SMALL) as node, Client(node.url, mode=mode) as client:
+        await client.enqueue("table", "a")
+        with pytest.raises((ResourceExhausted, DeadlineExceeded)):
+            await client.enqueue("table", "b", timeout_ms=200)
+        with pytest.raises(ResourceExhausted):
+            await client.enqueue("table", "b", wait_ms=1, timeout_ms=300)
+        assert await client.lease(resource_types=["other"], wait_ms=50) == []
+        assert (await client.stats()).pending_count == 1
+
+
+@both_ways
+async def test_enqueues_that_wait_hold_up_no_acknowledgement(mode: Any) -> None:
+    async with running_node(options=SMALL) as node, Client(node.url, mode=mode) as client:
+        await client.enqueue("table", "a")
+        [lease] = await client.lease()
+        waiting = [asyncio.ensure_future(client.enqueue("table", str(number))) for number in range(150)]
+        await until(lambda: node.dispatcher.active == 150)
+        await client.heartbeat(lease)
+        await client.complete(lease)
+        done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        assert len(done) == 1
+        for each in left:
+            each.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+async def test_a_lease_that_comes_when_its_caller_has_gone_is_given_back() -> None:
+    async with running_node() as node, Client(node.url) as client:
+        call = asyncio.ensure_future(client.lease(wait_ms=20_000, peer_id="impatient"))
+        await client.stats()
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await client.enqueue("table", "a")
+        [lease] = await client.lease(wait_ms=15_000)
+        assert lease.attempt == 1
+
+
+async def test_a_closed_client_refuses_at_once() -> None:
+    async with running_node() as node:
+        client = Client(node.url)
+        await client.stats()
+        await client.close()
+        await client.close()
+        with pytest.raises(ClientClosed):
+            await client.stats()
+        nowhere = Client("http://127.0.0.1:1")
+        waiting = asyncio.ensure_future(nowhere.stats())
+        await asyncio.sleep(0)
+        await nowhere.close()
+        with pytest.raises((ClientClosed, Unavailable)):
+            await waiting
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:7070", "ftp://host", "http://", "http://host:port", "http://host:0"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(InvalidArgument) as bad:
+        Client(url)
+    assert bad.value.details["field"] == "url"
+    with pytest.raises(InvalidArgument):
+        SyncClient(url)
+
+
+def test_the_sync_client_is_the_same_client_for_threads(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path) as node, SyncClient(node.url) as client:
+        threads = [threading.Thread(target=client.enqueue, args=("table", str(number))) for number in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        leases = client.lease(max_items=20)
+        assert len(leases) == 20
+        for lease in leases:
+            client.complete(lease)
+        with pytest.raises(NotFound):
+            client.get(1_000)
+        assert client.stats().completed_count == 20
+        events = client.watch(1)
+        first = next(events)
+        assert first["sequenceNumber"] == 1
+        events.close()  # type: ignore[attr-defined]
+        assert len(list(client.watch(1, until_caught_up=True))) > 40
+    client.close()
+    with pytest.raises(ClientClosed):
+        client.stats()

@@ -1,0 +1,156 @@
+"""The client over a network that breaks: nothing is enqueued twice, nothing is lost, and nobody needs a hand."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from omnirelay.client.client import Client, ItemSpec
+from omnirelay.client.failures import ConnectionLost, NotConnected
+from omnirelay.errors import DeadlineExceeded, Unavailable
+from tests.integration.http_sockets import until
+from tests.integration.node_process import NodeProcess, network_before
+from tests.integration.nodes import running_node
+from tests.property.strategies import LONG
+
+
+@pytest.mark.parametrize("mode", ["stream", "http"])
+async def test_cut_at_any_moment_nothing_is_enqueued_twice_or_lost(mode: Any) -> None:
+    count = 2_000 if LONG else 300
+    random = Random(11)
+    async with running_node() as node, network_before(node.url) as network:
+        async with Client(network.url, mode=mode) as client:
+            taken: list[int] = []
+
+            async def enqueue(number: int) -> None:
+                if number % 3:
+                    taken.append((await client.enqueue("table", f"{number}")).sequence_id)
+                    return
+                pair = [ItemSpec(resource_type="table", resource_id=f"{number}-{each}") for each in "ab"]
+                taken.extend(each.sequence_id for each in await client.enqueue_many(pair))
+
+            for start in range(0, count, 20):
+                calls = [asyncio.ensure_future(enqueue(number)) for number in range(start, start + 20)]
+                for _ in range(random.choice((1, 1, 2, 3))):
+                    await asyncio.sleep(random.choice((0, 0.001, 0.003, 0.01, 0.1)))
+                    for _ in range(random.randrange(12)):
+                        await asyncio.sleep(0)
+                    network.cut()
+                await asyncio.gather(*calls)
+            assert network.connections > count // 40
+        async with Client(node.url) as direct:
+            stats = await direct.stats()
+            expected = sum(1 if number % 3 else 2 for number in range(count))
+            assert stats.pending_count == expected
+            assert sorted(taken) == sorted(set(taken))
+            assert len(taken) == expected
+
+
+async def test_acknowledgements_are_repeated_until_they_are_answered() -> None:
+    random = Random(5)
+    async with running_node() as node, network_before(node.url) as network, Client(network.url) as client:
+        await client.enqueue_many([ItemSpec(resource_type="table", resource_id=str(each)) for each in range(200)])
+        done = 0
+        while done < 200:
+            leases = await client.lease(peer_id="w", max_items=20, wait_ms=1_000)
+            ends = [asyncio.ensure_future(client.complete(lease, peer_id="w")) for lease in leases]
+            for _ in range(random.randrange(6)):
+                await asyncio.sleep(0)
+            network.cut()
+            assert [(await end).success for end in ends] == [True] * len(ends)
+            done += len(ends)
+        stats = await client.stats()
+        assert (stats.completed_count, stats.active_lease_count, stats.pending_count) == (200, 0, 0)
+
+
+async def test_without_request_ids_a_lost_answer_is_an_error_and_not_a_second_item() -> None:
+    async with (
+        running_node() as node,
+        network_before(node.url) as network,
+        Client(network.url, request_ids=False) as client,
+    ):
+        await client.stats()
+        network.swallow()
+        call = asyncio.ensure_future(client.enqueue("table", "a"))
+        await asyncio.sleep(0)
+        network.cut()
+        network.heal()
+        with pytest.raises(ConnectionLost):
+            await call
+        await client.enqueue("table", "b", request_id="mine")
+
+
+async def test_a_connection_that_swallows_everything_is_noticed_within_the_time_of_a_call() -> None:
+    async with running_node() as node, network_before(node.url) as network, Client(network.url) as client:
+        await client.stats()
+        network.swallow()
+        call = asyncio.ensure_future(client.enqueue("table", "a", timeout_ms=60_000))
+        await until(lambda: network.connections > 1)
+        network.heal()
+        assert (await call).sequence_id == 1
+        assert (await client.stats()).pending_count == 1
+
+
+async def test_callers_share_one_attempt_to_connect_and_what_comes_of_it() -> None:
+    async with running_node() as node, network_before(node.url) as network, Client(network.url) as client:
+        network.swallow()
+        calls = [asyncio.ensure_future(client.stats()) for _ in range(50)]
+        await until(lambda: network.connections == 1)
+        network.heal()
+        await asyncio.gather(*calls)
+        assert network.connections == 1
+
+
+async def test_a_node_that_cannot_be_reached_is_waited_for_within_the_time_of_the_call(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path) as node:
+        async with Client(node.url) as client:
+            await client.enqueue("table", "a")
+            node.kill()
+            calls = [asyncio.ensure_future(client.enqueue("table", str(number))) for number in range(300)]
+            with pytest.raises((NotConnected, DeadlineExceeded)):
+                await client.enqueue("table", "late", timeout_ms=300)
+            await asyncio.to_thread(node.start)
+            assert len({each.sequence_id for each in await asyncio.gather(*calls)}) == 300
+            assert 301 <= (await client.stats()).pending_count <= 302
+
+
+async def test_where_no_stream_gets_through_plain_http_does() -> None:
+    async with running_node() as node, network_before(node.url) as network:
+        network.refuses_upgrades = True
+        async with Client(network.url) as client:
+            await client.enqueue("table", "a")
+            [lease] = await client.lease()
+            assert (await client.complete(lease)).success
+        async with Client(network.url, mode="stream", timeout_ms=300) as client:
+            with pytest.raises(Unavailable):
+                await client.stats()
+
+
+async def test_a_watch_goes_on_behind_the_last_event_after_the_node_was_killed(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path) as node:
+        async with Client(node.url) as client:
+            seen: list[int] = []
+            enough = asyncio.Event()
+
+            async def watch() -> None:
+                async for event in client.watch(1):
+                    seen.append(event["sequenceNumber"])
+                    if len(seen) >= 30:
+                        enough.set()
+
+            watching = asyncio.ensure_future(watch())
+            for number in range(10):
+                await client.enqueue("table", str(number))
+            await until(lambda: len(seen) >= 10)
+            node.kill()
+            await asyncio.to_thread(node.start)
+            for number in range(10, 40):
+                await client.enqueue("table", str(number))
+            await asyncio.wait_for(enough.wait(), 20)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            assert seen == list(range(1, len(seen) + 1))
