@@ -125,6 +125,7 @@ class Keeper:
         """A lease has ended, so there may be room for another."""
         self._client = Client(url, namespace=namespace, caller=peer_id, mode="auto")
         self._finishing: set[asyncio.Task[None]] = set()
+        self._running: asyncio.Task[Any] | None = None
         self._connected_at = 0.0
         self._taken_in = 0
         """How much of what was said on the stream the node has taken in for certain."""
@@ -135,7 +136,8 @@ class Keeper:
     # -- life ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Connect, take leases, keep them, until cancelled."""
+        """Connect, take leases, keep them, until `close`."""
+        self._running = asyncio.current_task()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_connected())
@@ -144,6 +146,12 @@ class Keeper:
             if self._stream is not None:
                 await self._stream.aclose()
             await self._client.close()
+
+    async def close(self) -> None:
+        """End `run` and its connections."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait((self._running,))
 
     async def stop_taking(self) -> None:
         """Take nothing new, and give back what was not begun."""

@@ -116,8 +116,7 @@ class Worker:
         self._thread.start()
         try:
             self._keeper = await asyncio.wrap_future(self._thread.submit(self._make_keeper()))
-            keeping = self._thread.submit(self._keeper.run())
-            kept = asyncio.wrap_future(keeping)
+            kept = asyncio.wrap_future(self._thread.submit(self._keeper.run()))
             stopping = asyncio.ensure_future(self._stopping.wait())
             try:
                 # The keeper ends by itself only when it fails; a worker without one would wait for leases for ever.
@@ -126,7 +125,7 @@ class Worker:
                 self._stopping.set()
                 await self._finish()
                 failed = kept.done()
-                keeping.cancel()
+                await _quietly(asyncio.wrap_future(self._thread.submit(self._keeper.close())))
                 await asyncio.wait((asyncio.ensure_future(_quietly(kept)), stopping))
             if failed:
                 kept.result()

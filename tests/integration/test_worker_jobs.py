@@ -1,0 +1,410 @@
+"""Workers and what their handlers say: results, follow-ups, failures, progress, cancellation, and a graceful stop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from omnirelay.client.client import Client, ItemSpec
+from omnirelay.core.options import QueueOptions
+from omnirelay.node.node import Node
+from omnirelay.worker.handlers import GiveUp, Handlers, Release, Retry
+from omnirelay.worker.job import Job
+from omnirelay.worker.worker import Worker
+from tests.integration.http_sockets import until
+from tests.integration.node_process import network_before
+from tests.integration.nodes import running_node
+
+SHORT = QueueOptions(lease_duration_ms=600, heartbeat_interval_ms=150)
+PATIENCE_MS = 20_000
+
+
+@asynccontextmanager
+async def working(handlers: Handlers, url: str, **options: Any) -> AsyncIterator[Worker]:
+    worker = Worker(handlers, url=url, **{"guard_ms": 100, "stop_budget_ms": 5_000, **options})
+    running = asyncio.ensure_future(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        worker.stop()
+        await asyncio.wait_for(running, 20)
+
+
+async def ended(client: Client, sequence_id: int) -> Any:
+    item = await client.get(sequence_id, wait_ms=PATIENCE_MS)
+    assert item.state in ("completed", "dead", "cancelled"), item
+    return item
+
+
+def shard_leases(node: Node) -> int:
+    return len([item for item in node.components[0].shard().state.items.values() if item.lease is not None])
+
+
+# -- outcomes ------------------------------------------------------------------------------------
+
+
+async def test_results_of_sync_and_async_handlers_are_kept() -> None:
+    handlers = Handlers()
+    threads = set()
+
+    @handlers.handle("async.*")
+    async def in_the_loop(job: Job) -> Any:
+        threads.add(threading.current_thread())
+        return {"b": b"raw", "t": "text", "j": {"n": 1}, "n": None}[job.resource_id]
+
+    @handlers.handle("sync")
+    def in_a_thread(job: Job) -> str:
+        assert threading.current_thread() not in threads
+        return f"{job.json()} {job.attributes['a']} {job.fence}"
+
+    class Counter:
+        async def __call__(self, job: Job) -> str:
+            return "object"
+
+    handlers.handle("object")(Counter())
+    async with running_node() as node, Client(node.url) as client, working(handlers, node.url) as worker:
+        for name, result in (("b", b"raw"), ("t", b"text"), ("j", b'{"n":1}'), ("n", None)):
+            item = await ended(client, (await client.enqueue("async.x", name)).sequence_id)
+            assert (item.state, item.result) == ("completed", result)
+        assert threads == {threading.current_thread()}
+        item = await ended(client, (await client.enqueue("sync", "x", body=b"[1]", attributes={"a": "b"})).sequence_id)
+        assert item.result is not None
+        assert item.result.startswith(b"[1] b ")
+        assert (await ended(client, (await client.enqueue("object", "x")).sequence_id)).result == b"object"
+        assert worker.counts.completed == 6
+
+
+async def test_an_exception_says_what_becomes_of_the_item() -> None:
+    handlers = Handlers()
+    attempts: list[tuple[str, int, Any]] = []
+
+    @handlers.handle("job", on_error={KeyError: "dead", ConnectionError: "release"})
+    async def run(job: Job) -> None:
+        attempts.append((job.resource_id, job.attempt, job.last_error and job.last_error.code))
+        again = len([each for each in attempts if each[0] == job.resource_id])
+        if again > 1 and job.resource_id != "always":
+            return
+        raise {
+            "retry": Retry("later", delay_ms=10, error_code="my.code"),
+            "release": Release("not here", delay_ms=10),
+            "giveup": GiveUp("never \ud800", error_code="bad.schema"),
+            "dead": KeyError("column"),
+            "released": ConnectionResetError("peer"),
+            "always": ValueError("boom \x00"),
+            "cancelled": asyncio.CancelledError(),
+        }[job.resource_id]
+
+    async with running_node(options=QueueOptions(max_delivery_attempts=3)) as node, Client(node.url) as client:
+        async with working(handlers, node.url):
+            ids = {
+                name: (await client.enqueue("job", name)).sequence_id
+                for name in ("retry", "release", "giveup", "dead", "released", "always", "cancelled")
+            }
+            items = {name: await ended(client, sequence_id) for name, sequence_id in ids.items()}
+        ends = {name: (item.state, item.attempt) for name, item in items.items()}
+        assert ends == {
+            "retry": ("completed", 2),
+            "release": ("completed", 1),
+            "giveup": ("dead", 1),
+            "dead": ("dead", 1),
+            "released": ("completed", 1),
+            "always": ("dead", 3),
+            "cancelled": ("completed", 2),
+        }
+        assert items["giveup"].last_error.code == "bad.schema"
+        assert ("retry", 2, "my.code") in attempts
+
+
+async def test_follow_ups_come_in_with_the_completion_only() -> None:
+    handlers = Handlers()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        job.follow_up(ItemSpec(resource_type="next", resource_id=f"{job.attempt}"))
+        if job.attempt == 1:
+            raise ValueError("not yet")
+
+    async with running_node() as node, Client(node.url) as client, working(handlers, node.url):
+        sequence_id = (await client.enqueue("job", "x")).sequence_id
+        await ended(client, sequence_id)
+        [child] = (await client.peek(resource_type="next")).items
+        assert (child.payload.resource_id, child.parent_sequence_id) == ("2", sequence_id)
+
+
+async def test_an_outcome_that_the_node_does_not_take_fails_its_own_attempt_and_no_other() -> None:
+    """All of these acknowledgements go out together with good ones."""
+    handlers = Handlers()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> Any:
+        await gate.wait()
+        if job.resource_id == "follow-up":
+            job.follow_up(ItemSpec(resource_type="next", resource_id="x", priority=99))
+        if job.resource_id == "no json":
+            job.follow_up(ItemSpec(resource_type="next", resource_id="x", attributes={"a": object()}))  # type: ignore[dict-item]
+        if job.resource_id == "delay":
+            raise Retry("x", delay_ms=-5)
+        if job.resource_id == "code":
+            raise GiveUp("x", error_code="c" * 5_000)
+        return b"x" * 20_000_000 if job.resource_id == "large" else None
+
+    gate = asyncio.Event()
+    bad = ("follow-up", "delay", "code", "large", "no json")
+    async with running_node(options=QueueOptions(max_delivery_attempts=2)) as node, Client(node.url) as client:
+        async with working(handlers, node.url, concurrency=20) as worker:
+            good = [(await client.enqueue("job", f"good{number}")).sequence_id for number in range(10)]
+            ids = {name: (await client.enqueue("job", name)).sequence_id for name in bad}
+            await until(lambda: worker.health().running == 15)
+            gate.set()
+            for sequence_id in good:
+                item = await ended(client, sequence_id)
+                assert (item.state, item.attempt) == ("completed", 1)
+            for name, sequence_id in ids.items():
+                item = await ended(client, sequence_id)
+                assert (item.state, name) == ("dead", name)
+
+
+async def test_progress_is_handed_to_the_next_attempt_and_bad_progress_costs_nothing() -> None:
+    handlers = Handlers()
+    seen = []
+
+    @handlers.handle("job")
+    def run(job: Job) -> None:
+        seen.append(None if job.progress is None else job.progress.data)
+        if job.attempt == 1:
+            job.report(fraction=7.5)
+            job.report(data=object())
+            job.report(message="\ud800")
+            job.wait_stopped(1.5)  # Two lease durations: the lease is kept although what was reported is refused.
+            assert not job.stopped
+            job.report(0.5, "half", {"row": 7})
+            job.wait_stopped(0.2)
+            raise ValueError("again")
+
+    async with running_node(options=SHORT) as node, Client(node.url) as client, working(handlers, node.url):
+        item = await ended(client, (await client.enqueue("job", "x")).sequence_id)
+        assert (item.state, item.attempt) == ("completed", 2)
+        assert seen == [None, {"row": 7}]
+
+
+# -- stopping jobs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_cancelled_item_stops_its_handler_and_ends(kind: str) -> None:
+    handlers = Handlers()
+    started, stopped = threading.Event(), []
+
+    @handlers.handle("async")
+    async def in_the_loop(job: Job) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(job.stop_reason)
+
+    @handlers.handle("sync")
+    def in_a_thread(job: Job) -> None:
+        started.set()
+        job.wait_stopped(20)
+        stopped.append(job.stop_reason)
+        job.check()
+
+    async with running_node() as node, Client(node.url) as client, working(handlers, node.url) as worker:
+        sequence_id = (await client.enqueue(kind, "x")).sequence_id
+        await until(started.is_set)
+        assert (await client.cancel(sequence_id)).cancel_requested
+        assert (await ended(client, sequence_id)).state == "cancelled"
+        assert stopped == ["cancelled"]
+        assert worker.counts.cancelled == 1
+
+
+async def test_an_item_that_is_cancelled_before_its_turn_ends_too() -> None:
+    """It waits in the worker behind another one; nobody may keep its lease alive for ever."""
+    handlers = Handlers()
+    gate = asyncio.Event()
+    ran = []
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        ran.append(job.resource_id)
+        await gate.wait()
+
+    async with running_node() as node, Client(node.url) as client:
+        async with working(handlers, node.url, concurrency=1, prefetch=1) as worker:
+            first = (await client.enqueue("job", "first")).sequence_id
+            second = (await client.enqueue("job", "second")).sequence_id
+            await until(lambda: worker.health().waiting == 1)
+            await client.cancel(second)
+            assert (await ended(client, second)).state == "cancelled"
+            third = (await client.enqueue("job", "third")).sequence_id
+            await until(lambda: worker.health().waiting == 1)
+            gate.set()
+            await ended(client, first)
+            await ended(client, third)
+            assert ran == ["first", "third"]
+
+
+@pytest.mark.parametrize("force", [True, False], ids=["forced", "expired"])
+async def test_a_lost_lease_stops_the_handler(force: bool) -> None:
+    handlers = Handlers()
+    stopped = asyncio.Event()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        if job.attempt > 1:
+            return
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert job.stop_reason == "lost"
+            stopped.set()
+
+    async with running_node(options=SHORT) as node, network_before(node.url) as network, Client(node.url) as client:
+        async with working(handlers, network.url) as worker:
+            sequence_id = (await client.enqueue("job", "x")).sequence_id
+            await until(lambda: worker.health().running == 1)
+            if force:
+                await client.cancel(sequence_id, force=True)
+            else:
+                network.swallow()
+            await asyncio.wait_for(stopped.wait(), 20)
+            assert worker.counts.lost == 1
+            network.heal()
+            await ended(client, sequence_id)
+
+
+async def test_a_thread_that_does_not_stop_keeps_its_place() -> None:
+    """Another job must not be begun, and kept alive, while no thread is free to run it."""
+    handlers = Handlers()
+    release, started = threading.Event(), threading.Event()
+    ran = []
+
+    @handlers.handle("job")
+    def run(job: Job) -> None:
+        ran.append(job.resource_id)
+        started.set()
+        if job.resource_id == "stubborn":
+            release.wait(20)
+
+    async with running_node() as node, Client(node.url) as client:
+        async with working(handlers, node.url, concurrency=1, prefetch=0) as worker:
+            sequence_id = (await client.enqueue("job", "stubborn")).sequence_id
+            await until(started.is_set)
+            await client.cancel(sequence_id, force=True)
+            other = (await client.enqueue("job", "other")).sequence_id
+            await until(lambda: worker.health().waiting == 1)
+            assert (worker.health().running, ran) == (1, ["stubborn"])
+            release.set()
+            assert (await ended(client, other)).state == "completed"
+
+
+# -- taking and giving back ----------------------------------------------------------------------
+
+
+async def test_no_more_run_at_a_time_than_allowed_and_no_more_are_held() -> None:
+    handlers = Handlers()
+    running = most = 0
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        assert shard_leases(node) <= 6
+        await asyncio.sleep(0.001)
+        running -= 1
+
+    async with running_node() as node, Client(node.url) as client:
+        async with working(handlers, node.url, concurrency=4, prefetch=2) as worker:
+            results = await client.enqueue_many([ItemSpec(resource_type="job", resource_id=str(n)) for n in range(200)])
+            for each in results:
+                await ended(client, each.sequence_id)
+            assert most == 4
+            assert worker.counts.completed == 200
+
+
+async def test_a_worker_takes_only_what_it_has_handlers_for() -> None:
+    handlers = Handlers()
+
+    @handlers.handle("mine.*")
+    async def run(job: Job) -> None: ...
+
+    async with running_node() as node, Client(node.url) as client, working(handlers, node.url, tenants=["a"]):
+        other = await client.enqueue("other", "x", attributes={"tenant": "a"})
+        foreign = await client.enqueue("mine.x", "x", attributes={"tenant": "b"})
+        mine = await client.enqueue("mine.x", "x", attributes={"tenant": "a"})
+        assert (await ended(client, mine.sequence_id)).state == "completed"
+        assert (await client.get(other.sequence_id)).state == "ready"
+        assert (await client.get(foreign.sequence_id)).state == "ready"
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_a_graceful_stop_finishes_within_its_budget_and_releases_the_rest(how: str) -> None:
+    handlers = Handlers()
+    gate = asyncio.Event()
+    begun: list[str] = []
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        begun.append(job.resource_id)
+        if job.resource_id == "endless":
+            await asyncio.Event().wait()
+        await gate.wait()
+
+    async with running_node() as node, Client(node.url) as client:
+        worker = Worker(handlers, url=node.url, concurrency=2, prefetch=3, stop_budget_ms=1_500)
+        running = asyncio.ensure_future(worker.run())
+        ids = {name: (await client.enqueue("job", name)).sequence_id for name in ("endless", "short", "c", "d", "e")}
+        await until(lambda: worker.health().waiting == 3)
+        worker.stop() if how == "stop" else running.cancel()
+        await until(lambda: shard_leases(node) == 2)
+        more = (await client.enqueue("job", "later")).sequence_id
+        gate.set()
+        assert (await ended(client, ids["short"])).state == "completed"
+        await asyncio.wait((running,), timeout=20)
+        assert running.done()
+        for sequence_id in (ids["endless"], ids["c"], ids["d"], ids["e"], more):
+            item = await client.get(sequence_id)
+            assert (item.state, item.attempt) == ("ready", 1), item
+        assert begun == ["endless", "short"]
+
+
+async def test_work_goes_on_where_no_stream_gets_through() -> None:
+    handlers = Handlers()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        await asyncio.sleep(0)
+
+    async with running_node(options=SHORT) as node, network_before(node.url) as network, Client(node.url) as client:
+        network.refuses_upgrades = True
+        async with working(handlers, network.url):
+            for number in range(3):
+                # The call for leases has waited for longer than a lease lasts; what it brings is fresh all the same.
+                await until(lambda: node.dispatcher.active == 1)
+                await asyncio.sleep(0.7 if number == 1 else 0)
+                item = await ended(client, (await client.enqueue("job", "x")).sequence_id)
+                assert (item.state, item.attempt) == ("completed", 1)
+
+
+async def test_an_idle_stream_does_not_make_fresh_leases_look_old() -> None:
+    """Leases shorter than the pause between two clocks: every one of them must be worked on at its first attempt."""
+    options = QueueOptions(lease_duration_ms=400, heartbeat_interval_ms=100, max_undelivered=0)
+    handlers = Handlers()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        assert job.remaining_ms() > 0
+
+    async with running_node(options=options) as node, Client(node.url) as client, working(handlers, node.url):
+        for _ in range(8):
+            item = await ended(client, (await client.enqueue("job", "x")).sequence_id)
+            assert (item.state, item.attempt) == ("completed", 1)
+            await asyncio.sleep(0.3)  # Idle on purpose: clocks go out once a second.
