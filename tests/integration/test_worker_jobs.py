@@ -156,18 +156,21 @@ async def test_an_outcome_that_the_node_does_not_take_fails_its_own_attempt_and_
 
     gate = asyncio.Event()
     bad = ("follow-up", "delay", "code", "large", "no json")
-    async with running_node(options=QueueOptions(max_delivery_attempts=2)) as node, Client(node.url) as client:
-        async with working(handlers, node.url, concurrency=20) as worker:
-            good = [(await client.enqueue("job", f"good{number}")).sequence_id for number in range(10)]
-            ids = {name: (await client.enqueue("job", name)).sequence_id for name in bad}
-            await until(lambda: worker.health().running == 15)
-            gate.set()
-            for sequence_id in good:
-                item = await ended(client, sequence_id)
-                assert (item.state, item.attempt) == ("completed", 1)
-            for name, sequence_id in ids.items():
-                item = await ended(client, sequence_id)
-                assert (item.state, name) == ("dead", name)
+    async with (
+        running_node(options=QueueOptions(max_delivery_attempts=2)) as node,
+        Client(node.url) as client,
+        working(handlers, node.url, concurrency=20) as worker,
+    ):
+        good = [(await client.enqueue("job", f"good{number}")).sequence_id for number in range(10)]
+        ids = {name: (await client.enqueue("job", name)).sequence_id for name in bad}
+        await until(lambda: worker.health().running == 15)
+        gate.set()
+        for sequence_id in good:
+            item = await ended(client, sequence_id)
+            assert (item.state, item.attempt) == ("completed", 1)
+        for name, sequence_id in ids.items():
+            item = await ended(client, sequence_id)
+            assert (item.state, name) == ("dead", name)
 
 
 async def test_progress_is_handed_to_the_next_attempt_and_bad_progress_costs_nothing() -> None:
@@ -236,19 +239,22 @@ async def test_an_item_that_is_cancelled_before_its_turn_ends_too() -> None:
         ran.append(job.resource_id)
         await gate.wait()
 
-    async with running_node() as node, Client(node.url) as client:
-        async with working(handlers, node.url, concurrency=1, prefetch=1) as worker:
-            first = (await client.enqueue("job", "first")).sequence_id
-            second = (await client.enqueue("job", "second")).sequence_id
-            await until(lambda: worker.health().waiting == 1)
-            await client.cancel(second)
-            assert (await ended(client, second)).state == "cancelled"
-            third = (await client.enqueue("job", "third")).sequence_id
-            await until(lambda: worker.health().waiting == 1)
-            gate.set()
-            await ended(client, first)
-            await ended(client, third)
-            assert ran == ["first", "third"]
+    async with (
+        running_node() as node,
+        Client(node.url) as client,
+        working(handlers, node.url, concurrency=1, prefetch=1) as worker,
+    ):
+        first = (await client.enqueue("job", "first")).sequence_id
+        second = (await client.enqueue("job", "second")).sequence_id
+        await until(lambda: worker.health().waiting == 1)
+        await client.cancel(second)
+        assert (await ended(client, second)).state == "cancelled"
+        third = (await client.enqueue("job", "third")).sequence_id
+        await until(lambda: worker.health().waiting == 1)
+        gate.set()
+        await ended(client, first)
+        await ended(client, third)
+        assert ran == ["first", "third"]
 
 
 @pytest.mark.parametrize("force", [True, False], ids=["forced", "expired"])
@@ -266,18 +272,22 @@ async def test_a_lost_lease_stops_the_handler(force: bool) -> None:
             assert job.stop_reason == "lost"
             stopped.set()
 
-    async with running_node(options=SHORT) as node, network_before(node.url) as network, Client(node.url) as client:
-        async with working(handlers, network.url) as worker:
-            sequence_id = (await client.enqueue("job", "x")).sequence_id
-            await until(lambda: worker.health().running == 1)
-            if force:
-                await client.cancel(sequence_id, force=True)
-            else:
-                network.swallow()
-            await asyncio.wait_for(stopped.wait(), 20)
-            assert worker.counts.lost == 1
-            network.heal()
-            await ended(client, sequence_id)
+    async with (
+        running_node(options=SHORT) as node,
+        network_before(node.url) as network,
+        Client(node.url) as client,
+        working(handlers, network.url) as worker,
+    ):
+        sequence_id = (await client.enqueue("job", "x")).sequence_id
+        await until(lambda: worker.health().running == 1)
+        if force:
+            await client.cancel(sequence_id, force=True)
+        else:
+            network.swallow()
+        await asyncio.wait_for(stopped.wait(), 20)
+        assert worker.counts.lost == 1
+        network.heal()
+        await ended(client, sequence_id)
 
 
 async def test_a_thread_that_does_not_stop_keeps_its_place() -> None:
@@ -293,16 +303,19 @@ async def test_a_thread_that_does_not_stop_keeps_its_place() -> None:
         if job.resource_id == "stubborn":
             release.wait(20)
 
-    async with running_node() as node, Client(node.url) as client:
-        async with working(handlers, node.url, concurrency=1, prefetch=0) as worker:
-            sequence_id = (await client.enqueue("job", "stubborn")).sequence_id
-            await until(started.is_set)
-            await client.cancel(sequence_id, force=True)
-            other = (await client.enqueue("job", "other")).sequence_id
-            await until(lambda: worker.health().waiting == 1)
-            assert (worker.health().running, ran) == (1, ["stubborn"])
-            release.set()
-            assert (await ended(client, other)).state == "completed"
+    async with (
+        running_node() as node,
+        Client(node.url) as client,
+        working(handlers, node.url, concurrency=1, prefetch=0) as worker,
+    ):
+        sequence_id = (await client.enqueue("job", "stubborn")).sequence_id
+        await until(started.is_set)
+        await client.cancel(sequence_id, force=True)
+        other = (await client.enqueue("job", "other")).sequence_id
+        await until(lambda: worker.health().waiting == 1)
+        assert (worker.health().running, ran) == (1, ["stubborn"])
+        release.set()
+        assert (await ended(client, other)).state == "completed"
 
 
 # -- taking and giving back ----------------------------------------------------------------------
@@ -321,13 +334,16 @@ async def test_no_more_run_at_a_time_than_allowed_and_no_more_are_held() -> None
         await asyncio.sleep(0.001)
         running -= 1
 
-    async with running_node() as node, Client(node.url) as client:
-        async with working(handlers, node.url, concurrency=4, prefetch=2) as worker:
-            results = await client.enqueue_many([ItemSpec(resource_type="job", resource_id=str(n)) for n in range(200)])
-            for each in results:
-                await ended(client, each.sequence_id)
-            assert most == 4
-            assert worker.counts.completed == 200
+    async with (
+        running_node() as node,
+        Client(node.url) as client,
+        working(handlers, node.url, concurrency=4, prefetch=2) as worker,
+    ):
+        results = await client.enqueue_many([ItemSpec(resource_type="job", resource_id=str(n)) for n in range(200)])
+        for each in results:
+            await ended(client, each.sequence_id)
+        assert most == 4
+        assert worker.counts.completed == 200
 
 
 async def test_a_worker_takes_only_what_it_has_handlers_for() -> None:

@@ -17,9 +17,10 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
-        self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop
 
     def start(self) -> None:
+        self.loop = asyncio.new_event_loop()
         self._thread.start()
         self._ready.wait()
 

@@ -454,7 +454,8 @@ class Keeper:
             kept.certain = sent_at + remaining
             kept.until = max(kept.until, kept.certain)
             again = min((outcome.heartbeat_after_ms or 0) / 1000, remaining / 2)
-            kept.heartbeat_at = time.monotonic() + max(0.02, again)
+            # What was reported meanwhile is not kept waiting for the next turn.
+            kept.heartbeat_at = time.monotonic() + (max(0.02, again) if kept.progress is None else 0.0)
             if outcome.cancel_requested:
                 self._receiver.stop_job(token.lease_id, "cancelled")
         finally:

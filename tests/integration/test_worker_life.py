@@ -1,0 +1,343 @@
+"""Workers through what happens to processes and networks: blocked, stopped, cut off, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from omnirelay.client.client import Client
+from omnirelay.core.options import QueueOptions
+from omnirelay.worker.handlers import Handlers
+from omnirelay.worker.job import Job
+from omnirelay.worker.worker import Worker
+from tests.integration.http_sockets import until
+from tests.integration.node_process import NodeProcess, network_before
+from tests.integration.nodes import running_node
+from tests.integration.stream_peers import connected, peer_of
+from tests.integration.test_worker_jobs import ended, shard_leases, working
+
+LEASE_MS = 600
+
+
+async def test_a_handler_that_blocks_its_event_loop_keeps_its_lease(tmp_path: Path) -> None:
+    handlers = Handlers()
+    attempts = []
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        attempts.append(job.attempt)
+        until_ = time.monotonic() + 3 * LEASE_MS / 1000
+        while time.monotonic() < until_:
+            pass
+        assert not job.stopped
+        assert job.remaining_ms() > 0
+
+    with NodeProcess(tmp_path, lease_duration_ms=LEASE_MS, heartbeat_interval_ms=200) as node:
+        async with Client(node.url) as client, working(handlers, node.url):
+            item = await ended(client, (await client.enqueue("job", "x")).sequence_id)
+            assert (item.state, item.attempt, attempts) == ("completed", 1, [1])
+
+
+async def test_a_worker_cut_off_stops_its_handlers_before_the_lease_can_run_out() -> None:
+    """And when the network is back, it takes work again without a hand."""
+    handlers = Handlers()
+    stopped: list[tuple[float, str | None]] = []
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        if job.attempt > 1 or job.resource_id == "after":
+            return
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append((time.monotonic(), job.stop_reason))
+
+    options = QueueOptions(lease_duration_ms=1_500, heartbeat_interval_ms=300)
+    async with (
+        running_node(options=options) as node,
+        network_before(node.url) as network,
+        Client(node.url) as client,
+        working(handlers, network.url, guard_ms=300) as worker,
+    ):
+        await client.enqueue("job", "x")
+        await until(lambda: worker.health().running == 1)
+        watching = client.watch(types=["Expired"])
+        expired = asyncio.ensure_future(anext(watching))
+        network.swallow()
+        await asyncio.wait_for(expired, 20)
+        await watching.aclose()
+        ran_out_at = time.monotonic()
+        [(stopped_at, reason)] = stopped
+        assert reason == "lost"
+        assert stopped_at < ran_out_at
+        network.heal()
+        item = await ended(client, (await client.enqueue("job", "after")).sequence_id)
+        assert item.state == "completed"
+
+
+async def test_a_worker_whose_stream_is_dead_connects_again_by_itself() -> None:
+    """Nothing closes the connection. What was pushed into it is released, and other work comes by a new one."""
+    handlers = Handlers()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None: ...
+
+    async with (
+        running_node() as node,
+        network_before(node.url) as network,
+        Client(node.url) as client,
+        working(handlers, network.url),
+    ):
+        await until(lambda: network.connections == 1)
+        await ended(client, (await client.enqueue("job", "x")).sequence_id)
+        network.swallow()
+        await until(lambda: network.connections > 1)
+        network.heal()
+        item = await ended(client, (await client.enqueue("job", "y")).sequence_id)
+        assert (item.state, item.attempt) == ("completed", 1)
+
+
+async def test_a_drop_before_the_node_heard_of_the_beginning_stops_the_handler() -> None:
+    """The node releases the item and another worker may have it at once: this one must not wait for a new connection."""
+    handlers = Handlers()
+    stopped: list[str | None] = []
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        if stopped:
+            return
+        network.swallow()  # `begin` is still on its way when the work begins.
+        network.cut()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(job.stop_reason)
+
+    async with (
+        running_node() as node,
+        network_before(node.url) as network,
+        Client(node.url) as client,
+        working(handlers, network.url),
+    ):
+        sequence_id = (await client.enqueue("job", "x")).sequence_id
+        await until(lambda: stopped == ["withdrawn"])
+        network.heal()
+        item = await ended(client, sequence_id)
+        assert (item.state, item.attempt) == ("completed", 1)
+
+
+async def test_what_was_not_begun_comes_back_at_once_after_the_node_was_killed(tmp_path: Path) -> None:
+    """A killed node takes nothing back; its log says that the worker has them. The leases are of 30 seconds."""
+    handlers = Handlers()
+    gate = asyncio.Event()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        await gate.wait()
+
+    with NodeProcess(tmp_path) as node:
+        async with Client(node.url) as client, working(handlers, node.url, concurrency=1, prefetch=5) as worker:
+            ids = [(await client.enqueue("job", str(number))).sequence_id for number in range(6)]
+            await until(lambda: worker.health().waiting == 5)
+            node.kill()
+            await until(lambda: worker.health().waiting == 0)
+            await asyncio.to_thread(node.start)
+            gate.set()
+            async with asyncio.timeout(20):
+                for sequence_id in ids:
+                    item = await client.get(sequence_id, wait_ms=20_000)
+                    assert (item.state, item.attempt) == ("completed", 1)
+
+
+async def reported(client: Client, sequence_id: int, data: int) -> None:
+    async with asyncio.timeout(20):
+        progress = None
+        while progress is None or progress.data != data:
+            progress = (await client.get(sequence_id)).progress
+
+
+async def test_leases_in_work_outlive_a_drop_and_a_kill_of_the_node(tmp_path: Path) -> None:
+    handlers = Handlers()
+    gate = asyncio.Event()
+    begun = []
+
+    @handlers.handle("job")
+    async def run(job: Job) -> str:
+        begun.append(job.sequence_id)
+        # The second goes out when the first is answered, and by then the node is known to have heard of the beginning.
+        job.report(data=1)
+        job.report(data=2)
+        await gate.wait()
+        return "done"
+
+    with NodeProcess(tmp_path) as node:
+        async with (
+            network_before(node.url) as network,
+            Client(node.url) as client,
+            working(handlers, network.url, concurrency=3) as worker,
+        ):
+            ids = [(await client.enqueue("job", str(number))).sequence_id for number in range(3)]
+            await until(lambda: worker.health().running == 3)
+            for sequence_id in ids:
+                await reported(client, sequence_id, 2)
+            connections = network.connections
+            network.cut()
+            await until(lambda: network.connections > connections)
+            node.kill()
+            await asyncio.to_thread(node.start)
+            await until(lambda: worker.health().ok)
+            gate.set()
+            for sequence_id in ids:
+                assert (await ended(client, sequence_id)).attempt == 1
+            assert sorted(begun) == sorted(ids)
+
+
+# -- a worker that sleeps ------------------------------------------------------------------------
+
+_ZOMBIE = """
+import asyncio, sys
+from omnirelay.worker.handlers import Handlers
+from omnirelay.worker.worker import Worker
+handlers = Handlers()
+@handlers.handle("job")
+async def run(job):
+    print("begun", job.attempt, flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("ended", job.stop_reason, flush=True)
+async def main():
+    worker = Worker(handlers, url=sys.argv[1], peer_id="zombie", concurrency=1, prefetch=0)
+    await worker.run()
+asyncio.run(main())
+"""
+
+
+def _start_zombie(url: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", _ZOMBIE, url], stdout=subprocess.PIPE, text=True)
+
+
+async def test_a_worker_that_slept_past_its_lease_is_refused_and_stops(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path, lease_duration_ms=LEASE_MS, heartbeat_interval_ms=200) as node:
+        zombie = _start_zombie(node.url)
+        try:
+            assert zombie.stdout is not None
+            async with Client(node.url) as client:
+                beats = client.watch(types=["Heartbeat"])
+                beating = asyncio.ensure_future(anext(beats))
+                sequence_id = (await client.enqueue("job", "x")).sequence_id
+                assert await asyncio.to_thread(zombie.stdout.readline) == "begun 1\n"
+                await asyncio.wait_for(beating, 20)
+                await beats.aclose()
+                stale = (await client.get(sequence_id)).ownership_token
+                assert stale is not None
+                zombie.send_signal(signal.SIGSTOP)
+                [lease] = await client.lease(peer_id="other", wait_ms=20_000)
+                assert lease.attempt == 2
+                assert lease.ownership_token.fence is not None
+                assert stale.fence is not None
+                assert lease.ownership_token.fence > stale.fence
+                assert (await client.complete(lease, peer_id="other")).success
+                zombie.send_signal(signal.SIGCONT)
+                assert await asyncio.to_thread(zombie.stdout.readline) == "ended lost\n"
+                async with peer_of(node.url) as peer:
+                    token = {"sequenceId": stale.sequence_id, "attempt": stale.attempt, "leaseId": stale.lease_id}
+                    [refused] = await peer.acknowledge({"verb": "complete", "ownershipToken": token})
+                    assert refused["errorCode"] == "error.taskqueue.lease_inactive"
+                item = await client.get(sequence_id)
+                assert (item.state, item.attempt) == ("completed", 2)
+        finally:
+            zombie.kill()
+            zombie.communicate()
+
+
+# -- liveness ------------------------------------------------------------------------------------
+
+
+async def test_health_is_red_when_nothing_succeeds_and_green_when_idle() -> None:
+    handlers = Handlers()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None: ...
+
+    assert not Worker(handlers).health().ok
+    async with (
+        running_node() as node,
+        network_before(node.url) as network,
+        working(handlers, network.url, silent_ms_max=2_500) as worker,
+    ):
+        # Idle for longer than the limit: pongs alone keep it green.
+        for _ in range(12):
+            await asyncio.sleep(0.3)
+            assert worker.health().ok, worker.health()
+        network.swallow()
+        await until(lambda: not worker.health().ok)
+        assert "has not answered" in worker.health().reason
+        network.heal()
+        await until(lambda: worker.health().ok)
+
+
+@pytest.mark.parametrize("wrong", ["namespace", "lease"])
+async def test_health_is_red_when_the_node_refuses_again_and_again(wrong: str) -> None:
+    """It can be reached, and every connection ends with the same refusal: that is no life."""
+    handlers = Handlers()
+    handlers.handle("job")(lambda job: None)
+    async with running_node() as node:
+        namespace = "elsewhere" if wrong == "namespace" else "resourcelease"
+        duration = 10**12 if wrong == "lease" else None
+        async with working(
+            handlers, node.url, namespace=namespace, lease_duration_ms=duration, silent_ms_max=1_500
+        ) as worker:
+            await until(lambda: worker.health().running == 0 and "has not answered" in worker.health().reason)
+            said = worker.health()
+            assert not said.ok
+            assert ("elsewhere" if wrong == "namespace" else "leaseDurationMs") in said.reason
+
+
+# -- the node stops ------------------------------------------------------------------------------
+
+
+async def test_a_node_with_open_streams_stops_at_once_and_its_worker_comes_back(tmp_path: Path) -> None:
+    handlers = Handlers()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None: ...
+
+    with NodeProcess(tmp_path) as node:
+        async with Client(node.url) as client, working(handlers, node.url):
+            await ended(client, (await client.enqueue("job", "x")).sequence_id)
+            idle = [await connected(node.url) for _ in range(20)]
+            for peer in idle:
+                await peer.open(credit=1, filters={"resourceTypes": ["other"]})
+            await idle[-1].round_trip()
+            ends = [asyncio.ensure_future(peer.closed()) for peer in idle]
+            began = time.monotonic()
+            assert await asyncio.to_thread(node.stop) == 0
+            assert time.monotonic() - began < 10
+            assert {(await end)[0] for end in ends} == {1012}
+            await asyncio.to_thread(node.start)
+            item = await ended(client, (await client.enqueue("job", "y")).sequence_id)
+            assert item.state == "completed"
+
+
+async def test_a_worker_that_is_gone_leaves_nothing_leased() -> None:
+    handlers = Handlers()
+    gate = asyncio.Event()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        await gate.wait()
+
+    async with running_node() as node, Client(node.url) as client:
+        async with working(handlers, node.url, concurrency=2, prefetch=4, stop_budget_ms=0) as worker:
+            for number in range(10):
+                await client.enqueue("job", str(number))
+            await until(lambda: worker.health().waiting == 4)
+        assert shard_leases(node) == 0
+        assert {item.attempt for item in (await client.peek()).items} == {1}
