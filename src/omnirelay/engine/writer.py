@@ -278,7 +278,8 @@ class Writer:
         return self._frame(events, max(started, default=generation), now_ms)
 
     def _frame(self, events: list[Event], generation: int, now_ms: int) -> Frame:
-        return encode_frame(self._log.shard, self._log.log_id, generation, self._epoch, now_ms, events)
+        depth = (self.state.pending_count, self.state.leased.live)
+        return encode_frame(self._log.shard, self._log.log_id, generation, self._epoch, now_ms, events, depth)
 
     async def _launch(self, batch: Batch) -> None:
         if not batch.frames:

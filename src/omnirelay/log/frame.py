@@ -1,6 +1,7 @@
 """The stored form of a frame: one JSON object, header first, events last.
 
-    {"shard":…,"logId":…,"generation":…,"epoch":…,"first":…,"last":…,"time":…,"schema":…,"events":[…]}
+    {"shard":…,"logId":…,"generation":…,"epoch":…,"first":…,"last":…,"time":…,"schema":…,"events":[…],
+     "pending":…,"active":…}
 
 The bytes are what the chain hashes, so they are written once and never re-encoded. The header repeats the columns a
 store keeps beside them: a column that was altered no longer agrees with bytes that the chain covers.
@@ -19,7 +20,7 @@ from omnirelay.errors import DataLoss, InvalidArgument, LogDamaged, LogSchemaToo
 from omnirelay.log.base import Frame
 
 
-class FrameRecord(msgspec.Struct, rename="camel"):
+class FrameRecord(msgspec.Struct, rename="camel", omit_defaults=True):
     """The whole JSON object. The order of the fields is the order of the bytes."""
 
     shard: str
@@ -31,6 +32,10 @@ class FrameRecord(msgspec.Struct, rename="camel"):
     time: int
     schema: int
     events: Sequence[Event]
+    pending: int | None = None
+    """Items ready or delayed after the last event. Behind the events, because readers compare what is before them."""
+    active: int | None = None
+    """Leases that lived after the last event."""
 
 
 class FrameHeader(msgspec.Struct, rename="camel"):
@@ -45,6 +50,8 @@ class FrameHeader(msgspec.Struct, rename="camel"):
     time: int
     schema: int
     events: list[msgspec.Raw]
+    pending: int | None = None
+    active: int | None = None
 
 
 class _Tag(msgspec.Struct, rename="camel"):
@@ -72,13 +79,27 @@ def chain_of(previous: bytes, data: bytes) -> bytes:
     return digest.digest()
 
 
-def encode_frame(shard: str, log_id: str, generation: int, epoch: int, time_ms: int, events: Sequence[Event]) -> Frame:
-    """One frame of these events, in order. Raises InvalidArgument when there is none."""
+def encode_frame(
+    shard: str,
+    log_id: str,
+    generation: int,
+    epoch: int,
+    time_ms: int,
+    events: Sequence[Event],
+    depth: tuple[int, int] | None = None,
+) -> Frame:
+    """One frame of these events, in order; `depth` is how many items were pending and leased after them.
+
+    Raises InvalidArgument when there is no event.
+    """
     if not events:
         raise InvalidArgument("a frame needs at least one event", field="events")
     first = events[0].sequence_number
     last = events[-1].sequence_number
-    record = FrameRecord(shard, log_id, generation, epoch, first, last, time_ms, SCHEMA_VERSION, events)
+    pending, active = depth or (None, None)
+    record = FrameRecord(
+        shard, log_id, generation, epoch, first, last, time_ms, SCHEMA_VERSION, events, pending, active
+    )
     return Frame(first, last, len(events), epoch, generation, time_ms, _encoder.encode(record))
 
 

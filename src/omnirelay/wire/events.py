@@ -19,20 +19,23 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 def event_of(event: Event) -> dict[str, Any]:
     """The event as a JSON object, in the names of the log. What callers sent stays as they wrote it."""
-    return _readable(_encode(event))
+    return readable(_encode(event))
 
 
-def _readable(stored: bytes | msgspec.Raw) -> dict[str, Any]:
-    """Only names of the log are looked at: a `timestamp` in somebody's progress is none of ours."""
-    readable: dict[str, Any] = {}
+def readable(stored: bytes | msgspec.Raw) -> dict[str, Any]:
+    """A stored event as readers outside get it; also one of a newer version, with all that this one does not know.
+
+    Only names of the log are looked at: a `timestamp` in somebody's progress is none of ours.
+    """
+    document: dict[str, Any] = {}
     for name, value in _fields(stored).items():
         if name in _INSTANTS:
-            readable[name] = _text(_decode(value))
+            document[name] = _text(_decode(value))
         elif name == "items":
-            readable[name] = [_readable(each) for each in _elements(value)]
+            document[name] = [readable(each) for each in _elements(value)]
         else:
-            readable[name] = value
-    return readable
+            document[name] = value
+    return document
 
 
 def _text(value: Any) -> Any:

@@ -1,0 +1,87 @@
+"""`ReplicationSink`: what follows the log.
+
+A sink gets every event of a shard, in order, at least once. It is told where its checkpoint stands, so that what comes
+again can be recognised by its sequence; a target that can keep the checkpoint itself, with the data, makes that exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from omnirelay.errors import OmniRelayError
+from omnirelay.replication.events import ReplicatedEvent
+
+
+class SinkRefused(OmniRelayError):
+    """The target will never take this event, however often it is sent. Any other error means: try again."""
+
+    default_code = "error.replication.refused"
+
+    def __init__(self, message: str, *, sequence: int) -> None:
+        super().__init__(message, sequence=sequence)
+        self.sequence = sequence
+
+
+class SinkUnusable(OmniRelayError):
+    """The sink cannot work as it is configured, or its target holds something else. Trying again is of no use."""
+
+    default_code = "error.replication.unusable"
+
+
+class ReplicationSink(Protocol):
+    """One target of one shard. Methods are never called at the same time."""
+
+    rebuilds_state: bool
+    """The target holds a state made of all events: leaving one out would make it wrong, so it waits instead."""
+
+    async def open(self, shard: str) -> int | None:
+        """Get ready. Returns the last sequence the target itself is known to hold, None when it keeps no account.
+
+        It goes before the checkpoint kept here. Raises SinkUnusable; anything else is tried again.
+        """
+        ...
+
+    async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
+        """Take these in, in order; when it returns they are as safe as the target makes them.
+
+        All may have come before. Raises SinkRefused for one that can never be taken; then none counts as taken.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class CheckpointingSink:
+    """Base of sinks that rebuild a state: takes each event once, in order, and never skips over a gap.
+
+    Given repeated, shuffled or gapped deliveries it ends in the same state. What comes too early is an error, so that
+    whoever delivers comes back with what is missing.
+    """
+
+    rebuilds_state = True
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    async def open(self, shard: str) -> int | None:
+        return self.last
+
+    async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
+        for event in events:
+            if event.sequence <= self.last:
+                continue
+            if event.sequence != self.last + 1 and event.event_type != "GenerationStarted":
+                raise OmniRelayError(
+                    f"event {event.sequence} came after {self.last}: something is missing between them",
+                    code="error.replication.gap",
+                    sequence=event.sequence,
+                )
+            self.apply_one(event)
+            self.last = event.sequence
+
+    def apply_one(self, event: ReplicatedEvent) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Nothing to close."""
