@@ -104,7 +104,7 @@ async def test_a_worker_whose_stream_is_dead_connects_again_by_itself() -> None:
 
 
 async def test_a_drop_before_the_node_heard_of_the_beginning_stops_the_handler() -> None:
-    """The node releases the item and another worker may have it at once: this one must not wait for a new connection."""
+    """The node releases the item, and another worker may have it at once: this one must not go on meanwhile."""
     handlers = Handlers()
     stopped: list[str | None] = []
 
