@@ -144,6 +144,7 @@ def main(arguments: argparse.Namespace) -> None:
     unknown = [name for name in wanted if name not in SYSTEMS]
     if unknown:
         sys.exit(f"--only knows {', '.join(SYSTEMS)}; not {', '.join(unknown)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # No server outlives this process.
     print(environment())
     work = Path(tempfile.mkdtemp(prefix="omnirelay-peers-", dir=arguments.directory))
     work.chmod(0o755)  # PostgreSQL may run as another user.

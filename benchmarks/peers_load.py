@@ -13,6 +13,7 @@ from benchmarks.peers_processes import Server
 
 BODY_BYTES = 256
 LEASE_SECONDS = 60
+WAIT_SECONDS = 10
 
 
 class Peer(Protocol):
@@ -137,7 +138,8 @@ async def hand_off(connect: Callable[[], Awaitable[Peer]], count: int) -> dict[s
         await asyncio.sleep(0.002)  # The peer has to be in line before the item comes.
         started = time.perf_counter()
         enqueued = asyncio.ensure_future(producer.enqueue(bodies(number, 1)))
-        lease = await waiting
+        async with asyncio.timeout(WAIT_SECONDS):
+            lease = await waiting
         times.append(time.perf_counter() - started)
         await enqueued
         await worker.complete([lease])

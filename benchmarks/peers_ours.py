@@ -130,6 +130,8 @@ class PushedPeer(OurPeer):
 
     def lost(self, tokens: list[OwnershipToken]) -> None: ...
 
+    def taken_in(self, mark: int) -> None: ...
+
     async def wait(self) -> Any:
         assert self._stream is not None
         if self._opened:
