@@ -196,6 +196,28 @@ async def test_progress_is_handed_to_the_next_attempt_and_bad_progress_costs_not
         assert seen == [None, {"row": 7}]
 
 
+async def test_what_was_reported_last_is_there_when_the_job_ends() -> None:
+    """Reports come faster than heartbeats are answered; the last one must not be left behind."""
+    handlers = Handlers()
+    seen: list[Any] = []
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        seen.append(None if job.progress is None else job.progress.data)
+        for number in range(job.attempt * 100, job.attempt * 100 + 5):
+            job.report(data=number)
+            await asyncio.sleep(int(job.resource_id) / 4_000)
+        job.report(data="last")
+        if job.attempt < 4:
+            raise Retry("again", delay_ms=0)
+
+    async with running_node() as node, Client(node.url) as client, working(handlers, node.url):
+        for pause in range(12):
+            seen.clear()
+            item = await ended(client, (await client.enqueue("job", f"{pause}")).sequence_id)
+            assert (seen, item.progress.data) == ([None, "last", "last", "last"], "last")
+
+
 # -- stopping jobs -------------------------------------------------------------------------------
 
 

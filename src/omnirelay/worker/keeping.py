@@ -364,6 +364,10 @@ class Keeper:
 
     async def _acknowledge(self, kept: Kept, ack: StreamAck) -> None:
         token = kept.lease.ownership_token
+        if kept.progress is not None:
+            # Reported while a heartbeat was under way. It goes out before the end of the lease, or never.
+            self._start(self._heartbeat(kept))
+            await asyncio.sleep(0)
         end = self._loop.time() + ACK_RETRY_SECONDS
         tried = 0
         while True:
