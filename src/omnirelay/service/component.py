@@ -10,6 +10,7 @@ The namespace is the name of the shard; two components of one name on one dispat
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ from omnirelay.telemetry.meters import ShardMeter
 from omnirelay.wire.streams import StreamMessage
 
 DEFAULT_NAMESPACE = "resourcelease"
+LOG_COUNT_SECONDS = 0.02
+"""How often the log is asked for its counters while it is written to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +62,8 @@ class ResourceLeaseComponent:
         self.namespace = self.options.namespace.strip()
         self._dispatcher = dispatcher
         self._shard: Shard | None = None
-        self.meter = ShardMeter()
+        self._meter = ShardMeter()
+        self._log_counted_at = 0.0
         self._stopped = False
         self.starting: str | None = "waiting to be started"
         """Why nothing is served yet, for people; None once it is."""
@@ -119,9 +123,23 @@ class ResourceLeaseComponent:
         shard = self._shard
         if shard is not None:
             self._held.take(events)
-            self.meter.take(events, shard.state.items)
-            log = shard.log.statistics()
-            self.meter.take_log(log.frames, log.bytes, log.append_ns_total)
+            self._meter.take(events, shard.state.items)
+            now = time.monotonic()
+            if now >= self._log_counted_at + LOG_COUNT_SECONDS:
+                # Looking at the log costs a system call; frames of the same moment are much alike.
+                self._log_counted_at = now
+                self._count_log(shard)
+
+    def _count_log(self, shard: Shard) -> None:
+        log = shard.log.statistics()
+        self._meter.take_log(log.frames, log.bytes, log.append_ns_total)
+
+    @property
+    def meter(self) -> ShardMeter:
+        """What was counted, up to this moment."""
+        if self._shard is not None:
+            self._count_log(self._shard)
+        return self._meter
 
     def _open_log(self) -> EventLog:
         if self.options.data is None:
