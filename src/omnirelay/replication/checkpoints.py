@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,13 +10,14 @@ import apsw
 import msgspec
 
 from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.threads import OneThread
 
 T = TypeVar("T")
 
 _SCHEMA = """
 create table if not exists checkpoints (
     sink text not null, shard text not null, sequence integer not null, updated_ms integer not null,
-    paused integer not null default 0,
+    paused integer not null default 0, skipped_to integer not null default 0,
     primary key (sink, shard)
 ) without rowid;
 create table if not exists parked (
@@ -26,6 +25,14 @@ create table if not exists parked (
     primary key (sink, shard, sequence)
 ) without rowid;
 """
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    sequence: int = 0
+    """The last event that is done, 0 for none."""
+    paused: bool = False
+    skipped_to: int = 0
+    """An operator had everything up to here left out, whatever the target says of itself."""
 
 
 class Parked(msgspec.Struct, frozen=True):
@@ -40,29 +47,25 @@ class Checkpoints:
     """One SQLite file for all sinks of a node; in memory when there is no file."""
 
     def __init__(self, path: Path | None) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="omnirelay-checkpoints")
+        self._thread = OneThread("omnirelay-checkpoints")
         self._path = ":memory:" if path is None else str(path)
         self._database: apsw.Connection | None = None
 
     async def _run(self, work: Callable[[apsw.Connection], T]) -> T:
         def run() -> T:
             if self._database is None:
-                self._database = apsw.Connection(self._path)
-                self._database.setbusytimeout(10_000)
-                self._database.execute("pragma journal_mode = wal; pragma synchronous = full")
-                self._database.execute(_SCHEMA)
+                self._database = _opened(self._path)
             return work(self._database)
 
-        return await asyncio.get_running_loop().run_in_executor(self._pool, run)
+        return await self._thread.run(run)
 
-    async def load(self, sink: str, shard: str) -> tuple[int, bool]:
-        """The last sequence that is done, 0 for none, and whether the sink is paused there."""
+    async def load(self, sink: str, shard: str) -> Checkpoint:
         row = await self._run(
             lambda database: database.execute(
-                "select sequence, paused from checkpoints where sink = ? and shard = ?", (sink, shard)
+                "select sequence, paused, skipped_to from checkpoints where sink = ? and shard = ?", (sink, shard)
             ).fetchone()
         )
-        return (0, False) if row is None else (row[0], bool(row[1]))
+        return Checkpoint() if row is None else Checkpoint(row[0], bool(row[1]), row[2])
 
     async def save(self, sink: str, shard: str, sequence: int, now_ms: int) -> None:
         await self._run(
@@ -71,6 +74,17 @@ class Checkpoints:
                 " on conflict (sink, shard) do update set sequence = excluded.sequence,"
                 " updated_ms = excluded.updated_ms",
                 (sink, shard, sequence, now_ms),
+            )
+        )
+
+    async def reset(self, sink: str, shard: str, sequence: int, now_ms: int, *, skipping: bool) -> None:
+        """Begin behind `sequence` from now on; `skipping`: also when the target knows of less."""
+        await self._run(
+            lambda database: database.execute(
+                "insert into checkpoints (sink, shard, sequence, updated_ms, skipped_to) values (?, ?, ?, ?, ?)"
+                " on conflict (sink, shard) do update set sequence = excluded.sequence,"
+                " updated_ms = excluded.updated_ms, skipped_to = excluded.skipped_to",
+                (sink, shard, sequence, now_ms, sequence if skipping else 0),
             )
         )
 
@@ -100,8 +114,27 @@ class Checkpoints:
         )
         return [Parked(int(str(sequence)), str(reason), str(event)) for sequence, reason, event in rows]
 
+    async def parked_count(self, sink: str, shard: str) -> int:
+        return await self._run(
+            lambda database: (
+                database.execute("select count(*) from parked where sink = ? and shard = ?", (sink, shard)).get
+            )
+        )
+
     async def close(self) -> None:
-        if self._database is not None:
-            await self._run(lambda database: database.close())
-            self._database = None
-        self._pool.shutdown()
+        """Safe to call twice."""
+        await self._thread.run(self._let_go)
+        self._thread.close()
+
+    def _let_go(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+
+def _opened(path: str) -> apsw.Connection:
+    database = apsw.Connection(path)
+    database.set_busy_timeout(10_000)
+    database.execute("pragma journal_mode = wal; pragma synchronous = full")
+    database.execute(_SCHEMA)
+    return database

@@ -18,6 +18,8 @@ class ReplicatedEvent(msgspec.Struct, frozen=True, gc=False):
 
     shard: str
     sequence: int
+    previous: int
+    """The event before it in the log. They are neighbours, except where a new generation jumps ahead."""
     event_type: str
     timestamp: int
     data: bytes
@@ -28,9 +30,10 @@ class ReplicatedEvent(msgspec.Struct, frozen=True, gc=False):
     def document(self) -> dict[str, Any]:
         """The event with instants as text, and `metadata` about the queue, the shard and the node."""
         document = readable(self.data)
-        metadata: dict[str, str] = {}
-        if "metadata" in document:
-            metadata |= msgspec.json.decode(document["metadata"], type=dict[str, str])
+        document.setdefault("schemaVersion", 1)
+        metadata = _members(document.get("metadata"))
+        if metadata is None:
+            return document  # A newer version keeps something else there; that goes before what we would add.
         metadata["shard.id"] = self.shard
         metadata["region"] = self.region
         if self.pending is not None:
@@ -38,13 +41,25 @@ class ReplicatedEvent(msgspec.Struct, frozen=True, gc=False):
         if self.active is not None:
             metadata["queue.active"] = str(self.active)
         if "principal" in document:
-            metadata["rpc.principal"] = msgspec.json.decode(document["principal"], type=str)
-        document.setdefault("schemaVersion", 1)
+            metadata["rpc.principal"] = document["principal"]
         document["metadata"] = metadata
         return document
 
     def json(self) -> bytes:
         return msgspec.json.encode(self.document())
+
+
+_read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def _members(stored: msgspec.Raw | None) -> dict[str, Any] | None:
+    """The members of an object, undecoded; none when it is missing. None when it is no object at all."""
+    if stored is None or bytes(stored) == b"null":
+        return {}
+    try:
+        return dict(_read_members(stored))
+    except msgspec.ValidationError:
+        return None
 
 
 class _Tag(msgspec.Struct, rename="camel"):
@@ -57,9 +72,10 @@ _read_tag = msgspec.json.Decoder(_Tag).decode
 
 
 def events_of_frame(frame: Frame, region: str, after: int = 0) -> list[ReplicatedEvent]:
-    """The events of a frame behind a sequence, in order."""
+    """The events of a frame behind the event `after`, in order. When it is not in the frame, the frame follows it."""
     header = decode_header(frame.data)
     events = []
+    previous = after
     for raw in header.events:
         tag = _read_tag(raw)
         if tag.sequence_number > after:
@@ -67,6 +83,7 @@ def events_of_frame(frame: Frame, region: str, after: int = 0) -> list[Replicate
                 ReplicatedEvent(
                     header.shard,
                     tag.sequence_number,
+                    previous,
                     tag.event_type,
                     tag.timestamp,
                     bytes(raw),
@@ -75,4 +92,5 @@ def events_of_frame(frame: Frame, region: str, after: int = 0) -> list[Replicate
                     header.active,
                 )
             )
+        previous = max(previous, tag.sequence_number)
     return events

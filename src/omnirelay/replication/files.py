@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from omnirelay.log.files import make_directories, sync_directory
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.sinks import SinkUnusable
+from omnirelay.replication.threads import OneThread
 
 ROTATE_BYTES = 64 * 1024 * 1024
 
@@ -29,7 +30,8 @@ def whole_event(event: ReplicatedEvent) -> bytes | None:
 class FileSink:
     """Appends to `{directory}/{shard}/{first sequence}.jsonl`; flushed and synced before it counts.
 
-    The files themselves say how far they reach. A line that a crash cut off is removed when the sink opens.
+    The files themselves say how far they reach. A line that a crash cut off is removed when the sink opens, and what a
+    failed write left behind before the next one.
     """
 
     rebuilds_state = False
@@ -43,35 +45,42 @@ class FileSink:
         keeps_all: bool = True,
     ) -> None:
         """`line_of` makes the line of an event, None for one that has none; then `keeps_all` must be false, because the
-        files no longer say how far they reach.
+        files no longer say how far they reach. A line has the field `sequenceNumber`.
         """
+        self._root = directory
         self._directory = directory
         self._rotate_bytes = rotate_bytes
         self._line_of = line_of
         self._keeps_all = keeps_all
+        self._thread = OneThread("omnirelay-file-sink")
         self._file: int | None = None
         self._size = 0
         self._last = 0
 
     async def open(self, shard: str) -> int | None:
-        return await asyncio.to_thread(self._open, shard)
+        return await self._thread.run(lambda: self._open(shard))
 
     def _open(self, shard: str) -> int | None:
-        self._directory = self._directory / shard
+        self._let_go()
+        self._directory = self._root / shard
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_directories(self._directory)
+            last = self._find_end()
         except OSError as error:
             raise SinkUnusable(f"cannot write to {self._directory}: {error.strerror}") from None
-        files = sorted(self._directory.glob("*.jsonl"))
-        for path in reversed(files):
+        self._last = last
+        return last if self._keeps_all else None
+
+    def _find_end(self) -> int:
+        """Open the last file that has a line; the sequence of its last one, 0 when there is none."""
+        for path in sorted(self._directory.glob("*.jsonl"), reverse=True):
             last = self._repaired(path)
             if last is not None:
                 self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
                 self._size = path.stat().st_size
-                self._last = last
-                return last if self._keeps_all else None
+                return last
             path.unlink()  # A crash came before its first line was whole.
-        return 0 if self._keeps_all else None
+        return 0
 
     def _repaired(self, path: Path) -> int | None:
         """Cut off a torn last line; the last sequence of the file, None when it has no whole line."""
@@ -96,41 +105,41 @@ class FileSink:
             raise SinkUnusable(f"the last line of {path} is not an event") from None
 
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
-        lines = []
-        for event in events:
-            if event.sequence > self._last:
-                line = self._line_of(event)
-                if line is not None:
-                    lines.append((event.sequence, line))
-        if lines:
-            await asyncio.to_thread(self._append, lines)
-        self._last = max(self._last, events[-1].sequence)
+        await self._thread.run(lambda: self._apply(events))
 
-    def _append(self, lines: list[tuple[int, bytes]]) -> None:
-        if self._file is None or self._size >= self._rotate_bytes:
-            self._roll(lines[0][0])
-        assert self._file is not None
-        data = b"".join(line + b"\n" for _, line in lines)
+    def _apply(self, events: Sequence[ReplicatedEvent]) -> None:
+        # What is new is found out here and not before the thread: an earlier call that took too long may have written.
+        lines = [(event.sequence, self._line_of(event)) for event in events if event.sequence > self._last]
+        data = b"".join(line + b"\n" for _, line in lines if line is not None)
+        if data:
+            first = next(sequence for sequence, line in lines if line is not None)
+            self._append(data, first)
+        if lines:
+            self._last = lines[-1][0]
+
+    def _append(self, data: bytes, first: int) -> None:
+        file = self._roll(first) if self._file is None or self._size >= self._rotate_bytes else self._file
+        # Half a batch that a failed write left behind must not stay: the whole one is coming again.
+        os.ftruncate(file, self._size)
         view = memoryview(data)
         while view:
-            view = view[os.write(self._file, view) :]
-        os.fsync(self._file)
+            view = view[os.write(file, view) :]
+        os.fsync(file)
         self._size += len(data)
 
-    def _roll(self, first: int) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+    def _roll(self, first: int) -> int:
+        self._let_go()
         path = self._directory / f"{first:020d}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._size = 0
-        directory = os.open(self._directory, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # The name of a new file has to survive a crash, too.
-        finally:
-            os.close(directory)
+        self._size = os.fstat(self._file).st_size
+        sync_directory(self._directory)  # The name of a new file has to survive a crash, too.
+        return self._file
+
+    def _let_go(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
 
     async def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        await self._thread.run(self._let_go)
+        self._thread.close()

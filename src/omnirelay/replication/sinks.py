@@ -16,7 +16,7 @@ from omnirelay.replication.events import ReplicatedEvent
 class SinkRefused(OmniRelayError):
     """The target will never take this event, however often it is sent. Any other error means: try again."""
 
-    default_code = "error.replication.refused"
+    default_code = "replication.refused"
 
     def __init__(self, message: str, *, sequence: int) -> None:
         super().__init__(message, sequence=sequence)
@@ -26,11 +26,19 @@ class SinkRefused(OmniRelayError):
 class SinkUnusable(OmniRelayError):
     """The sink cannot work as it is configured, or its target holds something else. Trying again is of no use."""
 
-    default_code = "error.replication.unusable"
+    default_code = "replication.unusable"
+
+
+class SinkGap(OmniRelayError):
+    """An event came too early: what is between it and the last one has to come first."""
+
+    default_code = "replication.gap"
 
 
 class ReplicationSink(Protocol):
-    """One target of one shard. Methods are never called at the same time."""
+    """One target of one shard. Methods are never called at the same time, except that a call which took too long is
+    cancelled and made again: work in threads must not overlap with its repetition.
+    """
 
     rebuilds_state: bool
     """The target holds a state made of all events: leaving one out would make it wrong, so it waits instead."""
@@ -38,7 +46,8 @@ class ReplicationSink(Protocol):
     async def open(self, shard: str) -> int | None:
         """Get ready. Returns the last sequence the target itself is known to hold, None when it keeps no account.
 
-        It goes before the checkpoint kept here. Raises SinkUnusable; anything else is tried again.
+        It goes before the checkpoint kept here. Raises SinkUnusable; anything else is tried again. Called once more
+        after `close` when somebody resumes a sink that had failed.
         """
         ...
 
@@ -49,7 +58,9 @@ class ReplicationSink(Protocol):
         """
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Let go of everything. Safe to call twice, and without `open`."""
+        ...
 
 
 class CheckpointingSink:
@@ -71,10 +82,10 @@ class CheckpointingSink:
         for event in events:
             if event.sequence <= self.last:
                 continue
-            if event.sequence != self.last + 1 and event.event_type != "GenerationStarted":
-                raise OmniRelayError(
-                    f"event {event.sequence} came after {self.last}: something is missing between them",
-                    code="error.replication.gap",
+            # Not `last + 1`: a new generation jumps ahead, and then only the log knows what was before it.
+            if event.previous != self.last:
+                raise SinkGap(
+                    f"event {event.sequence} came after {self.last}, but in the log it follows {event.previous}",
                     sequence=event.sequence,
                 )
             self.apply_one(event)

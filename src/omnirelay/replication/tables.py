@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import apsw
 import msgspec
 
 from omnirelay.core.events import EVENT_NUMBERS
+from omnirelay.log.files import make_directories
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.sinks import SinkUnusable
+from omnirelay.replication.threads import OneThread
 from omnirelay.wire.instants import instant
 
 TABLE = "ResourceLeaseReplicationEvents"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
+Row = tuple[int, int, str, str | None, str]
+
 
 class _Peer(msgspec.Struct, rename="camel"):
-    peer_id: str | None = None
+    peer_id: Any = None
 
 
 _read_peer = msgspec.json.Decoder(_Peer).decode
+
+
+def is_table_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
 
 
 class SqliteSink:
@@ -34,52 +41,62 @@ class SqliteSink:
     rebuilds_state = False
 
     def __init__(self, directory: Path, *, table: str = TABLE) -> None:
-        if not _NAME.fullmatch(table):
+        if not is_table_name(table):
             raise SinkUnusable(f"{table!r} is not a name for a table")
         self._directory = directory
         self._table = table
         self._database: apsw.Connection | None = None
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="omnirelay-sqlite-sink")
+        self._thread = OneThread("omnirelay-sqlite-sink")
 
     async def open(self, shard: str) -> int | None:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._open, shard)
+        return await self._thread.run(lambda: self._open(shard))
 
     def _open(self, shard: str) -> int:
+        self._let_go()
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_directories(self._directory)
         except OSError as error:
             raise SinkUnusable(f"cannot write to {self._directory}: {error.strerror}") from None
-        self._database = apsw.Connection(str(self._directory / f"{shard}.db"))
-        self._database.setbusytimeout(10_000)
-        self._database.execute("pragma journal_mode = wal; pragma synchronous = full")
-        self._database.execute(
-            f"create table if not exists {self._table} (sequence_number integer primary key,"
-            " event_type integer not null, timestamp text not null, peer_id text, event_json text not null);"
-            f" create index if not exists IX_{self._table}_EventType on {self._table} (event_type)"
-        )
-        row = self._database.execute(f"select max(sequence_number) from {self._table}").fetchone()
+        path = self._directory / f"{shard}.db"
+        try:
+            self._database = database = apsw.Connection(str(path))
+            database.set_busy_timeout(10_000)
+            database.execute("pragma journal_mode = wal; pragma synchronous = full")
+            database.execute(
+                f"create table if not exists {self._table} (sequence_number integer primary key,"
+                " event_type integer not null, timestamp text not null, peer_id text, event_json text not null);"
+                f" create index if not exists IX_{self._table}_EventType on {self._table} (event_type)"
+            )
+            row = database.execute(f"select max(sequence_number) from {self._table}").fetchone()
+        except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError) as error:
+            raise SinkUnusable(f"{path} holds something else: {error}") from None
         return 0 if row is None or row[0] is None else int(str(row[0]))
 
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
-        rows = [
-            (
-                event.sequence,
-                EVENT_NUMBERS.get(event.event_type, 0),
-                instant(event.timestamp),
-                _read_peer(event.data).peer_id,
-                event.json().decode(),
-            )
-            for event in events
-        ]
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._insert, rows)
+        rows = [_row(event) for event in events]
+        await self._thread.run(lambda: self._insert(rows))
 
-    def _insert(self, rows: list[tuple[int, int, str, str | None, str]]) -> None:
+    def _insert(self, rows: list[Row]) -> None:
         assert self._database is not None
         with self._database:
             self._database.executemany(f"insert or ignore into {self._table} values (?, ?, ?, ?, ?)", rows)
 
+    def _let_go(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
     async def close(self) -> None:
-        if self._database is not None:
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._database.close)
-            self._database = None
-        self._pool.shutdown(wait=False)
+        await self._thread.run(self._let_go)
+        self._thread.close()
+
+
+def _row(event: ReplicatedEvent) -> Row:
+    peer = _read_peer(event.data).peer_id
+    return (
+        event.sequence,
+        EVENT_NUMBERS.get(event.event_type, 0),
+        instant(event.timestamp),
+        peer if isinstance(peer, str) else None,
+        event.json().decode(),
+    )

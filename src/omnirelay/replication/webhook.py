@@ -6,23 +6,25 @@
 
     {"shard": "…", "first": 1, "last": 9, "events": [ … ]}
 
-2xx: taken. 408, 409, 425, 429 and 5xx: tried again. Any other 4xx: refused; a batch is then sent in halves, until the
-event that the receiver does not take stands alone.
+2xx: taken. 400, 413, 415 and 422: refused; a batch is then sent in halves, until the event that the receiver does not
+take stands alone. Anything else is tried again: a receiver that is down, or does not know us (401, 404), says nothing
+about an event, and parking the whole log one by one would be the worst answer to a wrong password.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import httpx
 
 from omnirelay.errors import Unavailable
 from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.files import whole_event
 from omnirelay.replication.sinks import SinkRefused, SinkUnusable
 
-_AGAIN = frozenset({408, 409, 425, 429})
+_REFUSED = frozenset({400, 413, 415, 422})
 
 
 class WebhookSink:
@@ -30,35 +32,54 @@ class WebhookSink:
 
     rebuilds_state = False
 
-    def __init__(self, url: str, *, secret: bytes | None = None, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        secret: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        line_of: Callable[[ReplicatedEvent], bytes | None] = whole_event,
+    ) -> None:
+        """`line_of` makes the JSON of an event, None for one that is not sent."""
         if not url.startswith(("http://", "https://")):
             raise SinkUnusable(f"{url!r} is not an http address")
         self._url = url
         self._secret = secret
-        self._client = httpx.AsyncClient(headers=headers, timeout=30)
+        self._headers = headers
+        self._line_of = line_of
+        self._client: httpx.AsyncClient | None = None
 
     async def open(self, shard: str) -> int | None:
+        if self._client is None:
+            # How long a delivery may take is for the follower to say.
+            self._client = httpx.AsyncClient(headers=self._headers, timeout=None)
         return None
 
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
-        status = await self._post(events)
+        lines = [(event, line) for event in events if (line := self._line_of(event)) is not None]
+        if lines:
+            await self._send(lines)
+
+    async def _send(self, lines: Sequence[tuple[ReplicatedEvent, bytes]]) -> None:
+        status = await self._post(lines)
         if 200 <= status < 300:
             return
-        if status >= 500 or status in _AGAIN or status < 400:
+        if status not in _REFUSED:
             raise Unavailable(f"{self._url} answered with {status}")
-        if len(events) == 1:
-            raise SinkRefused(f"{self._url} refused it with {status}", sequence=events[0].sequence)
-        half = len(events) // 2
-        await self.apply(events[:half])
-        await self.apply(events[half:])
+        if len(lines) == 1:
+            raise SinkRefused(f"{self._url} refused it with {status}", sequence=lines[0][0].sequence)
+        half = len(lines) // 2
+        await self._send(lines[:half])
+        await self._send(lines[half:])
 
-    async def _post(self, events: Sequence[ReplicatedEvent]) -> int:
-        first, last = events[0], events[-1]
+    async def _post(self, lines: Sequence[tuple[ReplicatedEvent, bytes]]) -> int:
+        assert self._client is not None
+        first, last = lines[0][0], lines[-1][0]
         body = b'{"shard":"%b","first":%d,"last":%d,"events":[%b]}' % (
             first.shard.encode(),
             first.sequence,
             last.sequence,
-            b",".join(event.json() for event in events),
+            b",".join(line for _, line in lines),
         )
         headers = {
             "content-type": "application/json",
@@ -69,8 +90,10 @@ class WebhookSink:
         try:
             response = await self._client.post(self._url, content=body, headers=headers)
         except httpx.HTTPError as error:
-            raise Unavailable(f"cannot reach {self._url}: {error!r}") from None
+            raise Unavailable(f"cannot reach {self._url}: {str(error) or type(error).__name__}") from None
         return response.status_code
 
     async def close(self) -> None:
-        await self._client.aclose()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()

@@ -82,6 +82,26 @@ COMMIT = Metric("omnirelay.log.commit_seconds", "histogram", "Time inside the st
 WAL_BYTES = Metric("omnirelay.log.wal_bytes", "gauge", "Size of the write-ahead log.")
 CHECKPOINT_FAILURES = Metric("omnirelay.log.checkpoint_failures", "counter", "Checkpoints of the WAL that failed.")
 
+REPLICATION_EVENTS = Metric(
+    "omnirelay.resourcelease.replication.events",
+    "counter",
+    "Events that a sink has taken, by type.",
+    labels=("shard", "sink", "event_type"),
+)
+REPLICATION_LAG = Metric(
+    "omnirelay.resourcelease.replication.lag_seconds",
+    "histogram",
+    "From when the first event of a delivery happened until its sink had taken it.",
+    labels=("shard", "sink"),
+    buckets=SECONDS,
+)
+REPLICATION_FAILURES = Metric(
+    "omnirelay.resourcelease.replication.failures",
+    "counter",
+    "Deliveries that failed, and events that were parked.",
+    labels=("shard", "sink"),
+)
+
 CALLS = Metric(
     "omnirelay.rpc.requests", "counter", "Calls by procedure and status.", labels=("procedure", "transport", "status")
 )

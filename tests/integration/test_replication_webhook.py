@@ -1,0 +1,137 @@
+"""The webhook sink against a real HTTP server that sometimes refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnirelay.errors import Unavailable
+from omnirelay.replication.sinks import ReplicationSink, SinkRefused, SinkUnusable
+from omnirelay.replication.webhook import WebhookSink
+from omnirelay.testing.sinks import SHARD, SinkConformance, made_events
+
+EVENTS = made_events(12)
+SECRET = b"between us"
+
+Answer = Callable[[dict[str, Any]], int]
+
+
+class Receiver:
+    """Takes what is posted, and answers with the status that `answer` makes of it."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = lambda body: 200
+        self.posts: list[tuple[dict[str, str], bytes]] = []
+        self.taken: list[int] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                receiver.posts.append(({name.lower(): value for name, value in self.headers.items()}, body))
+                read = msgspec.json.decode(body)
+                status = receiver.answer(read)
+                if status == 200:
+                    receiver.taken += sequences(read)
+                self.send_response(status)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Nobody reads it."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}/events"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def sequences(body: dict[str, Any]) -> list[int]:
+    return [event["sequenceNumber"] for event in body["events"]]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    receiver.close()
+
+
+class TestWebhookSink(SinkConformance):
+    @pytest.fixture(autouse=True)
+    def _receiver(self, receiver: Receiver) -> None:
+        self.receiver = receiver
+
+    def make_sink(self, directory: Path) -> ReplicationSink:
+        return WebhookSink(self.receiver.url)
+
+    async def read_back(self, directory: Path) -> Sequence[int]:
+        return self.receiver.taken
+
+
+async def deliver(sink: WebhookSink, events: Sequence[Any] = EVENTS) -> None:
+    await sink.open(SHARD)
+    try:
+        await sink.apply(events)
+    finally:
+        await sink.close()
+
+
+async def test_a_delivery_is_signed_and_has_a_key_by_which_a_repeat_is_known(receiver: Receiver) -> None:
+    sink = WebhookSink(receiver.url, secret=SECRET, headers={"Authorization": "Bearer x"})
+    await deliver(sink, EVENTS[:3])
+    await deliver(sink, EVENTS[:3])
+    (headers, body), again = receiver.posts
+    assert again[1] == body
+    assert headers["idempotency-key"] == again[0]["idempotency-key"] == f"{SHARD}:1-3"
+    assert headers["x-omnirelay-signature"] == f"sha256={hmac.new(SECRET, body, hashlib.sha256).hexdigest()}"
+    assert (headers["authorization"], headers["content-type"]) == ("Bearer x", "application/json")
+    read = msgspec.json.decode(body)
+    assert (read["shard"], read["first"], read["last"]) == (SHARD, 1, 3)
+    assert read["events"] == [msgspec.json.decode(event.json()) for event in EVENTS[:3]]
+
+
+@pytest.mark.parametrize("status", [400, 413, 415, 422])
+async def test_a_refused_batch_is_halved_until_the_bad_event_stands_alone(receiver: Receiver, status: int) -> None:
+    receiver.answer = lambda body: status if 6 in sequences(body) else 200
+    with pytest.raises(SinkRefused, match=f"refused it with {status}") as caught:
+        await deliver(WebhookSink(receiver.url))
+    assert caught.value.sequence == 6
+    assert receiver.taken == [1, 2, 3, 4, 5][: len(receiver.taken)]
+
+
+async def test_a_body_that_is_too_large_is_sent_in_parts(receiver: Receiver) -> None:
+    receiver.answer = lambda body: 413 if len(body["events"]) > 3 else 200
+    await deliver(WebhookSink(receiver.url))
+    assert receiver.taken == [event.sequence for event in EVENTS]
+
+
+@pytest.mark.parametrize("status", [301, 401, 403, 404, 408, 409, 429, 500, 503])
+async def test_anything_else_is_tried_again_as_a_whole(receiver: Receiver, status: int) -> None:
+    receiver.answer = lambda body: status
+    with pytest.raises(Unavailable, match=f"answered with {status}"):
+        await deliver(WebhookSink(receiver.url))
+    assert len(receiver.posts) == 1
+
+
+async def test_nobody_there_is_tried_again(receiver: Receiver) -> None:
+    with pytest.raises(Unavailable, match="cannot reach"):
+        await deliver(WebhookSink("http://127.0.0.1:1/"))
+
+
+def test_an_address_that_is_none_is_unusable() -> None:
+    with pytest.raises(SinkUnusable):
+        WebhookSink("ftp://x")

@@ -1,0 +1,318 @@
+"""The sinks by themselves: what they make of events that come again, out of order, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnirelay.core.events import EVENT_NUMBERS
+from omnirelay.log.base import Frame
+from omnirelay.replication.events import ReplicatedEvent, events_of_frame
+from omnirelay.replication.files import FileSink
+from omnirelay.replication.memory import MemorySink
+from omnirelay.replication.sinks import ReplicationSink, SinkGap, SinkUnusable
+from omnirelay.replication.tables import TABLE, SqliteSink
+from omnirelay.replication.threads import OneThread
+from omnirelay.testing.sinks import SHARD, SinkConformance, made_event, made_events
+
+# -- every sink ----------------------------------------------------------------------------------
+
+
+def lines_of(directory: Path) -> list[dict[str, Any]]:
+    lines = []
+    for path in sorted((directory / SHARD).glob("*.jsonl")):
+        lines += [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    return lines
+
+
+class TestFileSink(SinkConformance):
+    def make_sink(self, directory: Path) -> ReplicationSink:
+        return FileSink(directory, rotate_bytes=2_000)
+
+    async def read_back(self, directory: Path) -> Sequence[int]:
+        return [line["sequenceNumber"] for line in lines_of(directory)]
+
+
+class TestFileSinkWithoutAccount(TestFileSink):
+    def make_sink(self, directory: Path) -> ReplicationSink:
+        return FileSink(directory, keeps_all=False)
+
+
+class TestSqliteSink(SinkConformance):
+    def make_sink(self, directory: Path) -> ReplicationSink:
+        return SqliteSink(directory)
+
+    async def read_back(self, directory: Path) -> Sequence[int]:
+        return [row[0] for row in rows_of(directory, "sequence_number")]
+
+
+class TestMemorySink(SinkConformance):
+    sinks: dict[Path, MemorySink] = {}  # noqa: RUF012
+
+    def make_sink(self, directory: Path) -> ReplicationSink:
+        return self.sinks.setdefault(directory, MemorySink())
+
+    async def read_back(self, directory: Path) -> Sequence[int]:
+        return [event.sequence for event in self.sinks[directory].events]
+
+
+def rows_of(directory: Path, columns: str) -> list[tuple[Any, ...]]:
+    connection = sqlite3.connect(directory / f"{SHARD}.db")
+    try:
+        return connection.execute(f"select {columns} from {TABLE} order by sequence_number").fetchall()
+    finally:
+        connection.close()
+
+
+# -- sinks that rebuild a state ------------------------------------------------------------------
+
+EVENTS = made_events(12)
+
+
+@given(st.lists(st.lists(st.sampled_from(EVENTS), max_size=8), max_size=40))
+def test_a_checkpointing_sink_ends_in_the_same_state_whatever_is_delivered(
+    deliveries: list[list[ReplicatedEvent]],
+) -> None:
+    async def run() -> None:
+        sink = MemorySink()
+        for delivery in deliveries:
+            with suppress(SinkGap):
+                await sink.apply(delivery)
+            # What it has is always the beginning of the log: nothing twice, nothing left out.
+            assert sink.events == EVENTS[: len(sink.events)]
+        while len(sink.events) < len(EVENTS):  # Whoever delivers comes back with what is missing.
+            await sink.apply(EVENTS[max(0, len(sink.events) - 2) : len(sink.events) + 3])
+        assert sink.events == EVENTS
+        assert await sink.open(SHARD) == EVENTS[-1].sequence
+
+    asyncio.run(run())
+
+
+async def test_a_new_generation_does_not_hide_a_gap() -> None:
+    sink = MemorySink()
+    await sink.apply(EVENTS[:5])
+    with pytest.raises(SinkGap, match="follows 12"):
+        await sink.apply(EVENTS[12:])
+    assert sink.events == EVENTS[:5]
+
+
+# -- events --------------------------------------------------------------------------------------
+
+
+def frame_of(*events: dict[str, Any], **more: Any) -> Frame:
+    numbers = [event["sequenceNumber"] for event in events]
+    header = {
+        "shard": SHARD,
+        "logId": "x",
+        "generation": 1,
+        "epoch": 1,
+        "first": numbers[0],
+        "last": numbers[-1],
+        "time": 5,
+        "schema": 99,
+        "events": list(events),
+        **more,
+    }
+    return Frame(numbers[0], numbers[-1], len(events), 1, 1, 5, msgspec.json.encode(header))
+
+
+def test_events_of_a_frame_know_what_was_before_them() -> None:
+    frame = frame_of(
+        {"eventType": "GenerationStarted", "sequenceNumber": 1000, "timestamp": 5},
+        {"eventType": "Enqueue", "sequenceNumber": 1001, "timestamp": 5},
+        pending=7,
+        active=2,
+    )
+    assert [(e.sequence, e.previous) for e in events_of_frame(frame, "eu", 10)] == [(1000, 10), (1001, 1000)]
+    [event] = events_of_frame(frame, "eu", 1000)
+    assert (event.sequence, event.previous, event.pending, event.active, event.region) == (1001, 1000, 7, 2, "eu")
+
+
+def test_unknown_types_and_fields_pass_byte_for_byte() -> None:
+    raw = (
+        b'{"eventType":"Teleported","sequenceNumber":3,"timestamp":1700000000000,"schemaVersion":9,'
+        b'"big":12345678901234567890123,"pi":3.140,"who":{"timestamp":5},"metadata":{"a":"b","n":[1]},"principal":null}'
+    )
+    frame = frame_of({"eventType": "Enqueue", "sequenceNumber": 3, "timestamp": 5})
+    data = frame.data.replace(b'{"eventType":"Enqueue","sequenceNumber":3,"timestamp":5}', raw)
+    [event] = events_of_frame(msgspec.structs.replace(frame, data=data), "eu", 2)
+    assert event.data == raw
+    assert event.event_type == "Teleported"
+    text = event.json()
+    assert b'"big":12345678901234567890123' in text
+    assert b'"pi":3.140' in text
+    document = msgspec.json.decode(text)
+    assert document["who"] == {"timestamp": 5}
+    assert document["timestamp"].startswith("2023-11-14T")
+    assert document["schemaVersion"] == 9
+    assert document["metadata"] == {"a": "b", "n": [1], "shard.id": SHARD, "region": "eu", "rpc.principal": None}
+
+
+@pytest.mark.parametrize("metadata", [b"[1]", b'"text"', b"7"])
+def test_metadata_of_another_form_is_left_as_it_is(metadata: bytes) -> None:
+    event = made_event(1)
+    data = b'{"eventType":"X","sequenceNumber":1,"timestamp":5,"metadata":%b}' % metadata
+    document = msgspec.json.decode(msgspec.structs.replace(event, data=data).json())
+    assert document["metadata"] == msgspec.json.decode(metadata)
+
+
+def test_a_document_says_how_deep_the_queue_was() -> None:
+    document = msgspec.json.decode(made_event(1).json())
+    assert document["metadata"] == {
+        "shard.id": SHARD,
+        "region": "local",
+        "queue.pending": "3",
+        "queue.active": "1",
+    }
+    assert document["schemaVersion"] == 1
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+
+async def test_a_torn_last_line_is_cut_off_and_comes_again(tmp_path: Path) -> None:
+    conformance = TestFileSink()
+    await conformance.deliver(tmp_path, EVENTS[:3])
+    [path] = (tmp_path / SHARD).glob("*.jsonl")
+    whole = path.read_bytes()
+    for torn in (whole[:-1], whole + b'{"sequenceNumber":4', whole[: whole.rindex(b"\n", 0, -1) + 1]):
+        path.write_bytes(torn)
+        known = await conformance.deliver(tmp_path, EVENTS[:5])
+        assert known == (3 if torn.startswith(whole) else 2)
+        assert [line["sequenceNumber"] for line in lines_of(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+async def test_a_file_whose_only_line_is_torn_goes(tmp_path: Path) -> None:
+    (tmp_path / SHARD).mkdir()
+    (tmp_path / SHARD / f"{1:020d}.jsonl").write_bytes(b'{"sequ')
+    assert await TestFileSink().deliver(tmp_path, EVENTS[:2]) == 0
+    assert [line["sequenceNumber"] for line in lines_of(tmp_path)] == [1, 2]
+
+
+async def test_a_file_of_somebody_else_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / SHARD).mkdir()
+    path = tmp_path / SHARD / "notes.jsonl"
+    path.write_text("my notes\n")
+    with pytest.raises(SinkUnusable, match="is not an event"):
+        await FileSink(tmp_path).open(SHARD)
+    assert path.read_text() == "my notes\n"
+
+
+async def test_a_directory_that_cannot_be_made_is_unusable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for sink in (FileSink(tmp_path / "file" / "x"), SqliteSink(tmp_path / "file" / "x")):
+        with pytest.raises(SinkUnusable, match="cannot write to"):
+            await sink.open(SHARD)
+        await sink.close()
+
+
+async def test_files_are_rolled_by_size_and_named_after_their_first_event(tmp_path: Path) -> None:
+    sink = FileSink(tmp_path, rotate_bytes=1)
+    await sink.open(SHARD)
+    for at in range(0, 6, 2):
+        await sink.apply(EVENTS[at : at + 2])
+    await sink.close()
+    assert sorted(path.name for path in (tmp_path / SHARD).iterdir()) == [f"{first:020d}.jsonl" for first in (1, 3, 5)]
+
+
+async def test_what_a_failed_write_left_is_not_there_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = FileSink(tmp_path)
+    await sink.open(SHARD)
+    await sink.apply(EVENTS[:2])
+    real = os.write
+
+    def half(file: int, data: memoryview) -> int:
+        if len(data) < 500:
+            raise OSError(28, "No space left on device")
+        return real(file, data[:500])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half)
+        with pytest.raises(OSError, match="No space"):
+            await sink.apply(EVENTS[2:6])
+    await sink.apply(EVENTS[2:8])
+    await sink.close()
+    assert [line["sequenceNumber"] for line in lines_of(tmp_path)] == list(range(1, 9))
+
+
+async def test_a_delivery_that_was_given_up_does_not_run_beside_its_repetition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = FileSink(tmp_path)
+    await sink.open(SHARD)
+    gate = threading.Event()
+    real = os.fsync
+
+    def slow(file: int) -> None:
+        gate.wait(10)
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await sink.apply(EVENTS[:3])
+    again = asyncio.create_task(sink.apply(EVENTS[:5]))
+    gate.set()
+    await again
+    await sink.close()
+    assert [line["sequenceNumber"] for line in lines_of(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+async def test_calls_of_one_thread_come_one_after_the_other() -> None:
+    thread = OneThread("test")
+    seen: list[int] = []
+    await asyncio.gather(*(thread.run(lambda n=n: seen.append(n)) for n in range(50)))  # type: ignore[misc]
+    assert seen == list(range(50))
+    thread.close()
+    await thread.run(lambda: seen.append(50))
+    thread.close()
+    assert seen[-1] == 50
+
+
+# -- tables --------------------------------------------------------------------------------------
+
+
+async def test_the_table_has_the_layout_that_readers_know(tmp_path: Path) -> None:
+    await TestSqliteSink().deliver(tmp_path, EVENTS[:7])
+    connection = sqlite3.connect(tmp_path / f"{SHARD}.db")
+    columns = connection.execute(f"select name, type, \"notnull\", pk from pragma_table_info('{TABLE}')").fetchall()
+    indexes = connection.execute("select name from sqlite_master where type = 'index'").fetchall()
+    connection.close()
+    assert columns == [
+        ("sequence_number", "INTEGER", 0, 1),
+        ("event_type", "INTEGER", 1, 0),
+        ("timestamp", "TEXT", 1, 0),
+        ("peer_id", "TEXT", 0, 0),
+        ("event_json", "TEXT", 1, 0),
+    ]
+    assert indexes == [(f"IX_{TABLE}_EventType",)]
+    first, *_, unknown = rows_of(tmp_path, "event_type, timestamp, peer_id, event_json")
+    assert first[:3] == (EVENT_NUMBERS["Enqueue"], "2023-11-14T22:13:20.001+00:00", "worker-1")
+    assert msgspec.json.decode(first[3])["sequenceNumber"] == 1
+    assert unknown[0] == 0
+    assert msgspec.json.decode(unknown[3])["addedLater"] == {"nested": [1, 2.5, None, "ü"]}
+
+
+async def test_a_file_that_is_no_database_is_unusable(tmp_path: Path) -> None:
+    (tmp_path / f"{SHARD}.db").write_bytes(b"my notes, which are long enough to be looked at" * 100)
+    sink = SqliteSink(tmp_path)
+    with pytest.raises(SinkUnusable, match="holds something else"):
+        await sink.open(SHARD)
+    await sink.close()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x;drop", "1st", "a" * 64])
+def test_a_name_that_is_none_for_a_table_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SinkUnusable):
+        SqliteSink(tmp_path, table=name)
