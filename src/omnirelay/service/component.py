@@ -148,6 +148,7 @@ class ResourceLeaseComponent:
 
     async def stop(self) -> None:
         """Answer who waits, make durable what was decided, close the log. Safe to call twice."""
+        self._held.stop()
         shard, self._shard = self._shard, None
         self._stopped = True
         self.starting = "it has stopped"

@@ -30,7 +30,14 @@ from omnirelay.core.answers import GrantedLease
 from omnirelay.core.intake import BATCH_ITEMS_MAX, refuse
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.engine.shard import Shard
-from omnirelay.errors import Internal, InvalidArgument, OmniRelayError, PermissionDenied, ResourceExhausted
+from omnirelay.errors import (
+    Internal,
+    InvalidArgument,
+    OmniRelayError,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+)
 from omnirelay.rpc.calls import Call, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.sessions import POLICY, RESTARTING, Outlet
@@ -83,6 +90,13 @@ class HeldLeases:
         held = self._streams.get(token.sequence_id)
         if held is not None and held[1] is stream and held[0].lease_id == token.lease_id:
             del self._streams[token.sequence_id]
+
+    def stop(self) -> None:
+        """The shard is about to close: every stream gives back what its peer has not begun, while there is somebody to
+        take it.
+        """
+        for stream in {id(stream): stream for _, stream in self._streams.values()}.values():
+            stream.stop()
 
     def take(self, events: Sequence[ev.Event]) -> None:
         """Look at durable events: tell streams what they could not know."""
@@ -179,6 +193,11 @@ class LeaseStream:
         unbegun, self._unbegun = list(self._unbegun.values()), {}
         if unbegun:
             self._return(unbegun)
+
+    def stop(self) -> None:
+        """Tell the peer that the node is going, and take back what it has not begun."""
+        self._end(Unavailable("the node is stopping", code="error.resourcelease.draining", retry_after_ms=1_000))
+        self.closed()
 
     def _return(self, leases: list[GrantedLease]) -> None:
         with suppress(OmniRelayError):  # Without a shard nobody can take them back; they run out as undelivered.

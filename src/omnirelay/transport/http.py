@@ -12,13 +12,11 @@ Errors bear the status, the code and the message in headers and in a JSON body, 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import socket
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -27,7 +25,6 @@ from omnirelay.errors import (
     InvalidArgument,
     NotFound,
     OmniRelayError,
-    PermissionDenied,
     Unavailable,
 )
 from omnirelay.rpc.calls import Call, Reply
@@ -35,6 +32,7 @@ from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.statuses import http_status
 from omnirelay.transport.http_bodies import Bodies, Receive, SenderGone, SenderTooSlow
 from omnirelay.transport.http_headers import error_body, error_headers, read_headers, request_meta
+from omnirelay.transport.origins import check_origin
 from omnirelay.transport.sse import event_stream
 
 _log = logging.getLogger("omnirelay.transport")
@@ -48,7 +46,6 @@ BODY_SECONDS_MAX = 30.0
 
 _ENCODINGS = ("json", "application/json", "text/json")
 _JSON = (b"content-type", b"application/json")
-_OWN_NAMES = frozenset({"localhost", socket.gethostname().lower()})
 _MEDIA_TYPES = {"json": b"application/json", "raw": b"application/octet-stream"}
 _DIGITS_MAX = 19
 """Of a number that fits 64 bits."""
@@ -115,7 +112,7 @@ class HttpInbound:
         exchange = _Exchange(scope, receive, send)
         try:
             if self._same_origin_only:
-                _check_origin(exchange.headers)
+                check_origin(exchange.headers)
             if scope["method"] == "POST":
                 await self._post(exchange)
             elif scope["method"] in ("GET", "HEAD"):
@@ -208,32 +205,6 @@ class HttpInbound:
         await event_stream(
             self._dispatcher, call, exchange.receive, exchange.send, exchange.refuse, exchange.common_headers()
         )
-
-
-def _check_origin(headers: Mapping[str, str]) -> None:
-    """Refuse what a browser sends for another site, or for a name that somebody else could point at this address."""
-    origin = headers.get("origin")
-    if origin is None and "sec-fetch-site" not in headers:
-        return
-    host = headers.get("host", "")
-    try:
-        named = urlsplit(f"//{host}").hostname or ""
-        same = origin is None or urlsplit(origin).netloc == host
-    except ValueError:
-        named, same = "", False
-    if not same or not _is_certain(named):
-        raise PermissionDenied(f"requests from pages of {(origin or host)[:128]} are not served here")
-
-
-def _is_certain(host: str) -> bool:
-    """Whether a name in a request means this machine whatever a name server says."""
-    if host in _OWN_NAMES:
-        return True
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 class _Exchange:

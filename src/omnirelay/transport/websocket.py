@@ -21,8 +21,8 @@ from omnirelay.errors import OmniRelayError, Unavailable
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.sessions import NORMAL, RESTARTING, Session
 from omnirelay.rpc.statuses import http_status
-from omnirelay.transport.http import _check_origin
 from omnirelay.transport.http_headers import error_body, error_headers, request_meta
+from omnirelay.transport.origins import check_origin
 
 _log = logging.getLogger("omnirelay.transport")
 
@@ -234,7 +234,7 @@ class WebSocketInbound(WebSocketLink):
             raise Unavailable("the node is stopping", code="error.resourcelease.draining", retry_after_ms=1_000)
         headers = {name.lower(): value for name, value in reversed(list(request.headers.raw_items()))}
         if self._same_origin_only:
-            _check_origin(headers)
+            check_origin(headers)
         parts = request.path.partition("?")[0].split("/")
         named = f"{parts[2]}::{parts[3]}" if len(parts) == 4 and parts[1] == "v1" else ""
         procedure = headers.get("rpc-procedure", named)
