@@ -26,9 +26,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import Load, environment, spin
+from benchmarks.machine import Load, environment, is_compiled, spin
 from hatch_build import compile_core
-from omnirelay.core import schedule
 from omnirelay.core.commands import CompleteItem, EnforceCaps, EnqueueItems, GrantLeases
 from omnirelay.core.decide import apply
 from omnirelay.core.events import Event
@@ -199,7 +198,7 @@ def one(what: str, depth: int, gated: bool, amount: int, directory: Path) -> Non
         result = measure_rules(depth, gated, amount)
     else:
         result = asyncio.run(measure_durable(directory, depth, gated, amount))
-    result["compiled"] = not str(schedule.__file__).endswith(".py")
+    result["compiled"] = is_compiled()
     print(json.dumps(result))
 
 

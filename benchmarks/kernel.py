@@ -1,9 +1,10 @@
 """What the kernel costs: durable lease cycles beside the bare limit of the disk, in one run.
 
-    python -m benchmarks.kernel [--quick] [--directory DIR]
+    python -m benchmarks.kernel [--quick] [--directory DIR] [--core plain|compiled|both]
 
 Cycle = enqueue, lease, complete, each durable, with 256-byte bodies. "Bare" appends the same bytes to a file
-with one fdatasync per frame and no leasing at all. The runs are interleaved and the medians are given.
+with one fdatasync per frame and no leasing at all. The runs are interleaved and the medians are given. Core is measured
+as plain Python and as mypyc compiles it, one after the other; compiling takes half a minute and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import gc
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +24,8 @@ from pathlib import Path
 
 from benchmarks.kernel_core import growth, memory_per_item, split_by_stage
 from benchmarks.kernel_flushes import check_flushes
-from benchmarks.machine import Load, Passes, environment, spin
+from benchmarks.machine import Load, Passes, environment, is_compiled, spin
+from hatch_build import compile_core
 from omnirelay.core.commands import CompleteItem
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import NewItem, Payload
@@ -31,6 +34,7 @@ from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
 from omnirelay.log.sqlite import SqliteLog
 
+ROOT = Path(__file__).parent.parent
 BODY = os.urandom(256)
 OPTIONS = QueueOptions(capacity=3_000_000)
 PIPELINES = 4
@@ -137,12 +141,11 @@ async def recovery(directory: Path, count: int) -> None:
             print(f"  first lease from {source:>8}: {time.perf_counter() - started:.2f} s  ({load.since()})")
 
 
-async def main(arguments: argparse.Namespace) -> None:
-    print(environment())
+async def measure(arguments: argparse.Namespace) -> None:
+    """Everything, with core as this process has it."""
     root = Path(tempfile.mkdtemp(prefix="omnirelay-bench-", dir=arguments.directory))
     passes, scale, deep = (6, 16_000, 100_000) if arguments.quick else (15, 40_000, 1_000_000)
     try:
-        check_flushes(root / "flushes")
         tune_process()
         await durable_cycles(root / "cycles", passes, scale)
         split_by_stage(1000, 5)
@@ -153,8 +156,43 @@ async def main(arguments: argparse.Namespace) -> None:
         shutil.rmtree(root)
 
 
+def run_with(library: Path, arguments: argparse.Namespace, core: str) -> None:
+    """Measure in a process of its own, which finds core in `library`."""
+    given = ["--directory", arguments.directory] if arguments.directory else []
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.kernel", "--here", core, *given, *(["--quick"] if arguments.quick else [])],
+        env={**os.environ, "PYTHONPATH": f"{library}{os.pathsep}{ROOT}"},
+        cwd=ROOT,
+        check=True,
+    )
+
+
+def main(arguments: argparse.Namespace) -> None:
+    print(environment())
+    work = Path(tempfile.mkdtemp(prefix="omnirelay-bench-", dir=arguments.directory))
+    try:
+        check_flushes(work / "flushes")
+        for core in ("plain", "compiled") if arguments.core == "both" else (arguments.core,):
+            library = ROOT / "src"
+            if core == "compiled":
+                library = work / "compiled"
+                library.mkdir()
+                compile_core(ROOT / "src", library)
+            print(f"\n=== core {core} " + "=" * 80, flush=True)
+            run_with(library, arguments, core)
+    finally:
+        shutil.rmtree(work)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, for a first look")
     parser.add_argument("--directory", help="where to write (a real disk); default: the system's temporary directory")
-    sys.exit(asyncio.run(main(parser.parse_args())))
+    parser.add_argument("--core", choices=["plain", "compiled", "both"], default="both", help="which core to measure")
+    parser.add_argument("--here", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.here is None:
+        main(chosen)
+    else:
+        assert is_compiled() == (chosen.here == "compiled"), "this would measure the wrong thing"
+        asyncio.run(measure(chosen))

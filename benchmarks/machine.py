@@ -12,6 +12,8 @@ from pathlib import Path
 import apsw
 import msgspec
 
+from omnirelay.core import schedule
+
 BUSY_STEAL = 0.02
 BUSY_OTHERS = 0.15
 
@@ -84,6 +86,11 @@ class Passes:
         """How much slower the machine was in the median pass than in the quickest."""
         spins = [spun for spun, _ in self._passes]
         return statistics.median(spins) / min(spins)
+
+
+def is_compiled() -> bool:
+    """Whether this process has core as mypyc compiled it."""
+    return not str(schedule.__file__).endswith(".py")
 
 
 def environment() -> str:
