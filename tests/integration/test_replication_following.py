@@ -16,8 +16,9 @@ from omnirelay.errors import InvalidArgument
 from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.files import FileSink
-from omnirelay.replication.following import Follower, FollowSettings
+from omnirelay.replication.following import Follower
 from omnirelay.replication.memory import MemorySink
+from omnirelay.replication.settings import FollowSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkRefused, SinkUnusable
 from omnirelay.replication.tables import SqliteSink
 from omnirelay.testing.clock import FakeClock

@@ -509,7 +509,6 @@ def test_postgresql_is_not_supported_and_its_password_not_repeated(config: Confi
         ("[auth]", "[auth]"),
         ("auth.headers = true", "[auth]"),
         ("[[policy]]\nallow = 'x'", "[[policy]]"),
-        ("[sinks.lake]\nkind = 'x'", "[sinks.lake]"),
         ("[peers]", "[peers]"),
         ("[peers.east]", "[peers]"),
         ("[mesh]", "[mesh]"),

@@ -21,8 +21,9 @@ from omnirelay.log.base import Frame
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.files import FileSink
 from omnirelay.replication.memory import MemorySink
+from omnirelay.replication.settings import TABLE
 from omnirelay.replication.sinks import ReplicationSink, SinkGap, SinkUnusable
-from omnirelay.replication.tables import TABLE, SqliteSink
+from omnirelay.replication.tables import SqliteSink
 from omnirelay.replication.threads import OneThread
 from omnirelay.testing.sinks import SHARD, SinkConformance, made_event, made_events
 

@@ -1,6 +1,6 @@
 """The keys of a configuration file: what each one holds, what it may be, and what it is for.
 
-Those of a shard are in `shard_keys`.
+Those of a shard are in `shard_keys`, those of a sink in `sink_keys`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------- checks
 
 
-def _between(low: int, high: int) -> Check:
+def between(low: int, high: int) -> Check:
     def check(kind: Kind, value: int, written: object) -> None:
         if not low <= value <= high:
             range_ = f"between {kind.written(low)} and {kind.written(high)}"
@@ -81,7 +81,7 @@ def _log_url(kind: Kind, value: str, written: object) -> None:
     raise refused(f"{scheme}:…" if scheme else value, "sqlite: (files below node.data) or memory:")
 
 
-def _anything(kind: Kind, value: object, written: object) -> None:
+def anything(kind: Kind, value: object, written: object) -> None:
     pass
 
 
@@ -92,7 +92,7 @@ def key_of_field(field: str) -> str:
     return field.removesuffix("_ms")
 
 
-def _key(section: msgspec.Struct, field: str, kind: Kind, check: Check, description: str) -> Key:
+def key_for(section: msgspec.Struct, field: str, kind: Kind, check: Check, description: str) -> Key:
     return Key(
         name=key_of_field(field),
         field=field,
@@ -105,63 +105,63 @@ def _key(section: msgspec.Struct, field: str, kind: Kind, check: Check, descript
 
 _NODE = NodeSection()
 _LOG = LogSection()
-_PORT = _between(0, 65_535)
-_WAITING = _between(0, _COUNT)
+_PORT = between(0, 65_535)
+_WAITING = between(0, _COUNT)
 
 _NODE_KEYS = [
-    _key(_NODE, "name", Text(), _label, "What the node calls itself in logs and towards others."),
-    _key(_NODE, "region", Text(), _label, "Where the node runs."),
-    _key(_NODE, "data", Text(), _directory, "Directory of the node's files, relative to the working directory."),
-    _key(_NODE, "host", Text(), _host, "Address to listen on."),
-    _key(_NODE, "port", Whole(), _PORT, "HTTP port; 0 takes a free one."),
-    _key(_NODE, "grpc_port", Auto(Whole()), _PORT, 'gRPC port; "auto" is the HTTP port + 1.'),
-    _key(_NODE, "log_level", Choice(*get_args(LogLevel)), _anything, "Least severity that is logged."),
-    _key(
+    key_for(_NODE, "name", Text(), _label, "What the node calls itself in logs and towards others."),
+    key_for(_NODE, "region", Text(), _label, "Where the node runs."),
+    key_for(_NODE, "data", Text(), _directory, "Directory of the node's files, relative to the working directory."),
+    key_for(_NODE, "host", Text(), _host, "Address to listen on."),
+    key_for(_NODE, "port", Whole(), _PORT, "HTTP port; 0 takes a free one."),
+    key_for(_NODE, "grpc_port", Auto(Whole()), _PORT, 'gRPC port; "auto" is the HTTP port + 1.'),
+    key_for(_NODE, "log_level", Choice(*get_args(LogLevel)), anything, "Least severity that is logged."),
+    key_for(
         _NODE,
         "drain_timeout_ms",
         Duration(),
-        _between(0, _DAY),
+        between(0, _DAY),
         "How long a stopping node waits for what is in flight.",
     ),
 ]
 
 _LOG_KEYS = [
-    _key(
+    key_for(
         _LOG,
         "url",
         Text(),
         _log_url,
         "Where the log lies: sqlite: (files below node.data), or memory: (gone when the node stops).",
     ),
-    _key(
+    key_for(
         _LOG,
         "snapshot_every_events",
         Whole(),
-        _between(0, _COUNT),
+        between(0, _COUNT),
         "A snapshot is made after this many events. 0: only when asked for.",
     ),
-    _key(
+    key_for(
         _LOG,
         "retention_ms",
         Duration(),
-        _between(0, 3650 * _DAY),
+        between(0, 3650 * _DAY),
         "The log keeps at least this much history when it trims itself after a snapshot.",
     ),
-    _key(
+    key_for(
         _LOG,
         "waiting_leases_max",
         Whole(),
         _WAITING,
         "Most lease calls of a shard that wait at the same time; one more is refused.",
     ),
-    _key(
+    key_for(
         _LOG,
         "waiting_enqueues_max",
         Whole(),
         _WAITING,
         "Most enqueues of a shard that wait for room at the same time; one more is refused.",
     ),
-    _key(
+    key_for(
         _LOG,
         "waiting_enqueue_bytes_max",
         Size(),
@@ -171,11 +171,11 @@ _LOG_KEYS = [
 ]
 
 _TELEMETRY_KEYS = [
-    _key(
+    key_for(
         TelemetrySection(),
         "json_logs",
         Auto(Switch()),
-        _anything,
+        anything,
         'Whether logs are JSON; "auto": unless standard error is a terminal.',
     )
 ]
@@ -191,11 +191,12 @@ SECTIONS: Final = {
     "telemetry": by_name(_TELEMETRY_KEYS),
 }
 SHARDS: Final = "shards"
+SINKS: Final = "sinks"
 
-NOT_YET: Final = ("auth", "policy", "sinks", "peers", "mesh", "lakehouse")
+NOT_YET: Final = ("auth", "policy", "peers", "mesh", "lakehouse")
 """Sections that later versions have. Ignored, they would let an operator believe that, say, authentication is on."""
 
-NESTED_NOT_YET: Final = ("auth", "sinks")
+NESTED_NOT_YET: Final = ("auth",)
 """Those of them whose tables have a second name, as in [auth.jwt]."""
 
 

@@ -232,6 +232,49 @@ class Weights(_Json):
         return {"type": "object", "additionalProperties": {"type": "integer"}}
 
 
+class Texts(_Json):
+    noun = "an array of texts"
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(element, str) for element in value):
+            raise refused(value, self.noun)
+        return tuple(value)
+
+    def schema(self) -> Schema:
+        return {"type": "array", "items": {"type": "string"}}
+
+
+class TextTable(_Json):
+    noun = "a table of texts"
+
+    def read(self, value: object) -> dict[str, str]:
+        if not isinstance(value, dict):
+            raise refused(value, self.noun)
+        problems: list[tuple[str, str]] = []
+        for name, text in value.items():
+            problems += _problems_of(Text(), text, f".{toml_key([name])}")
+        if problems:
+            raise Wrong(problems)
+        return dict(value)
+
+    def schema(self) -> Schema:
+        return {"type": "object", "additionalProperties": {"type": "string"}}
+
+
+class AnyTable(_Json):
+    """A table that somebody else reads."""
+
+    noun = "a table"
+
+    def read(self, value: object) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise refused(value, self.noun)
+        return dict(value)
+
+    def schema(self) -> Schema:
+        return {"type": "object"}
+
+
 _LIMIT_FIELDS: Final[dict[str, Kind]] = {"by": Choice(*get_args(LimitKind)), "match": Text(), "max": Whole()}
 _LIMIT_REQUIRED: Final = ("by", "max")
 

@@ -13,8 +13,8 @@ import msgspec
 
 from omnirelay.core.options import QueueOptions
 from omnirelay.errors import InvalidArgument
-from omnirelay.node.keys import SECTIONS, SHARDS, Key, key_of_field, shown_as
-from omnirelay.node.kinds import Wrong, unknown
+from omnirelay.node.keys import SECTIONS, SHARDS, SINKS, Key, key_of_field, shown_as
+from omnirelay.node.kinds import Auto, Wrong, unknown
 from omnirelay.node.settings import (
     DEFAULT_SHARD,
     InvalidConfiguration,
@@ -22,6 +22,7 @@ from omnirelay.node.settings import (
     NodeSection,
     NodeSettings,
     ShardSettings,
+    SinkSettings,
     TelemetrySection,
 )
 from omnirelay.node.shard_keys import (
@@ -34,7 +35,8 @@ from omnirelay.node.shard_keys import (
     refused_field,
     related_fields,
 )
-from omnirelay.node.sources import Entry, Source, place_of, read_environment, read_file, read_flags
+from omnirelay.node.sink_keys import SINK_KEYS, fields_of_sink, sink_problems, values_of_sink
+from omnirelay.node.sources import NAMED, Entry, Source, place_of, read_environment, read_file, read_flags
 from omnirelay.node.toml_text import toml_key
 
 DEFAULT = "default"
@@ -67,7 +69,9 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
     """
     file = Source() if path is None else read_file(path)
     flagged = read_flags(flags)
-    environment = read_environment(environ, [*file.shards, *flagged.shards])
+    environment = read_environment(
+        environ, {section: [*file.named(section), *flagged.named(section)] for section in NAMED}
+    )
     sources = (file, environment, flagged)
     reading = _Reading()
     for source in sources:
@@ -75,6 +79,7 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
         for entry in source.entries:
             _take(entry, reading)
     shards = _shards(sources, reading)
+    sinks = _sinks(sources, [shard.namespace for shard in shards], reading)
     if reading.problems:
         raise InvalidConfiguration(reading.problems)
     settings = NodeSettings(
@@ -82,6 +87,7 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
         log=LogSection(**_fields("log", reading)),
         telemetry=TelemetrySection(**_fields("telemetry", reading)),
         shards=tuple(shards),
+        sinks=tuple(sinks),
     )
     return Loaded(settings=settings, origins=_origins(settings, reading))
 
@@ -115,13 +121,15 @@ def _take(entry: Entry, reading: _Reading) -> None:
 def _keys_at(table: tuple[str, ...]) -> Mapping[str, Key]:
     if not table:
         return {}
+    if table[0] == SINKS:
+        return SINK_KEYS
     return SHARD_KEYS if table[0] == SHARDS else SECTIONS[table[0]]
 
 
 def _unknown_at(path: tuple[str, ...]) -> str:
-    known = list(_keys_at(path[:-1])) or [*SECTIONS, SHARDS]
+    known = list(_keys_at(path[:-1])) or [*SECTIONS, *NAMED]
     words = unknown(path[-1], known)
-    home = home_of(path[-1])
+    home = home_of(path[-1]) or ("[sinks.NAME]" if path[-1] in SINK_KEYS else None)
     # A key that is right elsewhere was put into the wrong table; whatever looks like it here was not meant.
     return f"is not a known key; it belongs in {home}" if home else words
 
@@ -146,16 +154,36 @@ def _node_fields(reading: _Reading) -> dict[str, Any]:
     return fields
 
 
-def _bad_name(name: str, origin: str) -> str:
-    return f"{place_of(origin)}: {toml_key((SHARDS, name))} is no name for a shard, which has {NAMESPACE_FORM}"
+def _names(section: str, sources: Sequence[Source], reading: _Reading) -> dict[str, str]:
+    """The named tables of a section, and where each one is named first."""
+    origins: dict[str, str] = {}
+    for source in sources:
+        for name, origin in source.named(section).items():
+            origins.setdefault(name, origin)
+    what = section.removesuffix("s")
+    reading.problems += [
+        f"{place_of(origin)}: {toml_key((section, name))} is no name for a {what}, which has {NAMESPACE_FORM}"
+        for name, origin in origins.items()
+        if not is_namespace(name)
+    ]
+    return origins
+
+
+def _sinks(sources: Sequence[Source], namespaces: Sequence[str], reading: _Reading) -> list[SinkSettings]:
+    sinks = []
+    for name, origin in _names(SINKS, sources, reading).items():
+        given = _given_at((SINKS, name), SINK_KEYS, reading)
+        refused = {path[2] for path in reading.refused if path[:2] == (SINKS, name)}
+        for key, what in sink_problems(given, refused, namespaces):
+            path = (SINKS, name, key)
+            place = place_of(reading.given[path].origin if path in reading.given else origin)
+            reading.problems.append(f"{place}: {toml_key(path)} {what}")
+        sinks.append(SinkSettings(name=name, **fields_of_sink(given)))
+    return sinks
 
 
 def _shards(sources: Sequence[Source], reading: _Reading) -> list[ShardSettings]:
-    origins: dict[str, str] = {}
-    for source in sources:
-        for name, origin in source.shards.items():
-            origins.setdefault(name, origin)
-    reading.problems += [_bad_name(name, origin) for name, origin in origins.items() if not is_namespace(name)]
+    origins = _names(SHARDS, sources, reading)
     shards = [_shard(name, reading) for name in origins or [DEFAULT_SHARD]]
     reading.problems += _shared_namespaces(shards, origins)
     return shards
@@ -227,6 +255,12 @@ def _effective(settings: NodeSettings) -> Iterator[tuple[tuple[str, ...], Key, A
         for key in SHARD_KEYS.values():
             value = shard.namespace if key.name == "namespace" else getattr(shard.options, key.field)
             yield (SHARDS, shard.name, key.name), key, value
+    for sink in settings.sinks:
+        values = values_of_sink(sink)
+        for key in SINK_KEYS.values():
+            # What does not go with the kind is not shown, nor what is not there: TOML has no null.
+            if values.get(key.field) is not None or (key.field in values and isinstance(key.kind, Auto)):
+                yield (SINKS, sink.name, key.name), key, values[key.field]
 
 
 def _origins(settings: NodeSettings, reading: _Reading) -> dict[str, str]:

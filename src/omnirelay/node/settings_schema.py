@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from omnirelay.node.keys import SECTIONS, SHARDS, Key
+from omnirelay.node.keys import SECTIONS, SHARDS, SINKS, Key
+from omnirelay.node.kinds import Auto
 from omnirelay.node.shard_keys import NAMESPACE_PATTERN, SHARD_KEYS
+from omnirelay.node.sink_keys import SINK_KEYS
 
 _ABOUT_SECTIONS = {
     "node": "The process: its name, where it keeps its files, where it listens.",
@@ -24,12 +26,18 @@ def json_schema() -> dict[str, Any]:
         "propertyNames": {"pattern": NAMESPACE_PATTERN},
         "additionalProperties": _table(SHARD_KEYS),
     }
+    sinks = {
+        "type": "object",
+        "description": "What follows the log, by name.",
+        "propertyNames": {"pattern": NAMESPACE_PATTERN},
+        "additionalProperties": {**_table(SINK_KEYS), "required": ["kind"]},
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Configuration of an OmniRelay node",
         "type": "object",
         "additionalProperties": False,
-        "properties": {**sections, SHARDS: shards},
+        "properties": {**sections, SHARDS: shards, SINKS: sinks},
     }
 
 
@@ -46,4 +54,6 @@ def _property(key: Key) -> dict[str, Any]:
     if key.name == "namespace":
         # Its default is the name of the shard, which a schema cannot say.
         return {**schema, "pattern": NAMESPACE_PATTERN}
+    if key.default is None and not isinstance(key.kind, Auto):
+        return schema  # There is no default, or leaving it out means that there is none.
     return {**schema, "default": key.written(key.default)}

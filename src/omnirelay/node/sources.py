@@ -16,12 +16,15 @@ from typing import Final
 
 import msgspec
 
-from omnirelay.node.keys import NESTED_NOT_YET, NOT_YET, SECTIONS, SHARDS
+from omnirelay.node.keys import NESTED_NOT_YET, NOT_YET, SECTIONS, SHARDS, SINKS
 from omnirelay.node.kinds import refused, unknown
 from omnirelay.node.toml_text import key_lines, line_of, toml_key
 
 PREFIX: Final = "OMNIRELAY_"
 SEPARATOR: Final = "__"
+
+NAMED: Final = {SHARDS: "options of a shard", SINKS: "settings of a sink"}
+"""Sections of named tables, and what stands in one."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -36,12 +39,17 @@ class Source(msgspec.Struct):
     entries: list[Entry] = []
     shards: dict[str, str] = {}
     """The shards it names, with or without keys, and where."""
+    sinks: dict[str, str] = {}
+    """The same of sinks."""
     problems: list[str] = []
+
+    def named(self, section: str) -> dict[str, str]:
+        return self.shards if section == SHARDS else self.sinks
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
-        if entry.path[0] == SHARDS:
-            self.shards.setdefault(entry.path[1], entry.origin)
+        if entry.path[0] in NAMED:
+            self.named(entry.path[0]).setdefault(entry.path[1], entry.origin)
 
 
 # ----------------------------------------------------------------------------------------- file
@@ -71,8 +79,8 @@ class _File:
             if name in NOT_YET:
                 for path, words in _not_yet(name, value):
                     self._problem(path, words)
-            elif name == SHARDS:
-                self._shards(value)
+            elif name in NAMED:
+                self._named(name, value)
             elif name in SECTIONS and isinstance(value, dict):
                 self._entries((name,), value)
             elif name in SECTIONS:
@@ -82,16 +90,16 @@ class _File:
                 self._source.add(Entry((name,), value, self._origin((name,))))
         return self._source
 
-    def _shards(self, value: object) -> None:
+    def _named(self, section: str, value: object) -> None:
         if not isinstance(value, dict):
-            self._must_be_table((SHARDS,), value, "tables: [shards.NAME]")
+            self._must_be_table((section,), value, f"tables: [{section}.NAME]")
             return
         for name, table in value.items():
             if isinstance(table, dict):
-                self._source.shards[name] = self._origin((SHARDS, name))
-                self._entries((SHARDS, name), table)
+                self._source.named(section)[name] = self._origin((section, name))
+                self._entries((section, name), table)
             else:
-                self._must_be_table((SHARDS, name), table, "a table: options of a shard stand in [shards.NAME]")
+                self._must_be_table((section, name), table, f"a table: {NAMED[section]} stand in [{section}.NAME]")
 
     def _entries(self, table: tuple[str, ...], values: Mapping[str, object]) -> None:
         for name, value in values.items():
@@ -130,8 +138,10 @@ def _no_table(table: str) -> str:
 # ---------------------------------------------------------------------------------- environment
 
 
-def read_environment(environ: Mapping[str, str], shards: Collection[str]) -> Source:
-    """Variables whose name has a `__` are keys; all others belong to somebody else. `shards` are those known so far."""
+def read_environment(environ: Mapping[str, str], named: Mapping[str, Collection[str]]) -> Source:
+    """Variables whose name has a `__` are keys; all others belong to somebody else. `named` are the shards and sinks
+    known so far.
+    """
     source = Source()
     given: dict[tuple[str, ...], str] = {}
     for variable in sorted(environ):
@@ -139,7 +149,7 @@ def read_environment(environ: Mapping[str, str], shards: Collection[str]) -> Sou
             continue
         origin = f"environment {variable}"
         try:
-            path = _path_of(variable, shards)
+            path = _path_of(variable, named)
         except ValueError as error:
             source.problems.append(f"{origin}: {error}")
             continue
@@ -152,25 +162,25 @@ def read_environment(environ: Mapping[str, str], shards: Collection[str]) -> Sou
     return source
 
 
-def _path_of(variable: str, shards: Collection[str]) -> tuple[str, ...]:
+def _path_of(variable: str, named: Mapping[str, Collection[str]]) -> tuple[str, ...]:
     """The key that a variable names. Raises ValueError for one that this version cannot have or cannot tell."""
     parts = variable.removeprefix(PREFIX).split(SEPARATOR)
     section, *inner = [part.lower() for part in parts]
     if section in NOT_YET:
         table = f"[{section}.{inner[0]}]" if section in NESTED_NOT_YET and len(inner) > 1 else f"[{section}]"
         raise ValueError(_no_table(table))
-    if section != SHARDS or len(inner) < 2:
+    if section not in NAMED or len(inner) < 2:
         return (section, *inner)
-    # The name of a shard may have the separator in it; a key has not.
-    meant = _shards_meant(SEPARATOR.join(parts[1:-1]), shards)
+    # The name of a shard or a sink may have the separator in it; a key has not.
+    meant = _names_meant(SEPARATOR.join(parts[1:-1]), named[section])
     if len(meant) > 1:
-        raise ValueError(f"may mean any of the shards {', '.join(meant)}")
-    return (SHARDS, meant[0], inner[-1])
+        raise ValueError(f"may mean any of the {section} {', '.join(meant)}")
+    return (section, meant[0], inner[-1])
 
 
-def _shards_meant(written: str, shards: Collection[str]) -> list[str]:
-    """The known shards that a variable may mean, or the new one that it names."""
-    meant = [name for name in dict.fromkeys(shards) if _as_variable(name) == _as_variable(written)]
+def _names_meant(written: str, names: Collection[str]) -> list[str]:
+    """The known shards or sinks that a variable may mean, or the new one that it names."""
+    meant = [name for name in dict.fromkeys(names) if _as_variable(name) == _as_variable(written)]
     return meant or [written.lower()]
 
 
@@ -188,8 +198,8 @@ def read_flags(flags: Mapping[str, object]) -> Source:
         if value is None:
             continue
         path = tuple(dotted.split("."))
-        if path[0] == SHARDS and len(path) > 2:
-            path = (SHARDS, ".".join(path[1:-1]), path[-1])
+        if path[0] in NAMED and len(path) > 2:
+            path = (path[0], ".".join(path[1:-1]), path[-1])
         if isinstance(value, PurePath):
             value = str(value)
         _add(source, Entry(path, value, "flag", is_text=isinstance(value, str)))
@@ -203,12 +213,13 @@ def _add(source: Source, entry: Entry) -> None:
         source.problems.append(f"{entry.origin}: {key} is not UTF-8 text")
     elif entry.path[0] in SECTIONS and len(entry.path) != 2:
         source.problems.append(f"{entry.origin}: {key} is not a known key")
-    elif entry.path[0] == SHARDS and len(entry.path) != 3:
-        source.problems.append(f"{entry.origin}: {key} is not a known key; options of a shard are shards.NAME.KEY")
-    elif entry.path[0] in SECTIONS or entry.path[0] == SHARDS:
+    elif entry.path[0] in NAMED and len(entry.path) != 3:
+        what = f"{NAMED[entry.path[0]]} are {entry.path[0]}.NAME.KEY"
+        source.problems.append(f"{entry.origin}: {key} is not a known key; {what}")
+    elif entry.path[0] in SECTIONS or entry.path[0] in NAMED:
         source.add(entry)
     else:
-        source.problems.append(f"{entry.origin}: {key} {unknown(entry.path[0], [*SECTIONS, SHARDS])}")
+        source.problems.append(f"{entry.origin}: {key} {unknown(entry.path[0], [*SECTIONS, *NAMED])}")
 
 
 def _is_utf8(text: str) -> bool:

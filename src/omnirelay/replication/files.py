@@ -10,10 +10,9 @@ import msgspec
 
 from omnirelay.log.files import make_directories, sync_directory
 from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.settings import ROTATE_BYTES
 from omnirelay.replication.sinks import SinkUnusable
 from omnirelay.replication.threads import OneThread
-
-ROTATE_BYTES = 64 * 1024 * 1024
 
 
 class _Sequence(msgspec.Struct, rename="camel"):

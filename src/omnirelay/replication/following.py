@@ -25,6 +25,7 @@ from omnirelay.errors import InvalidArgument, LogTrimmed, OmniRelayError
 from omnirelay.log.base import Frame
 from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
+from omnirelay.replication.settings import FollowSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkRefused, SinkUnusable
 from omnirelay.telemetry.catalogue import REPLICATION_LAG
 from omnirelay.telemetry.meters import Histogram
@@ -34,33 +35,10 @@ _log = logging.getLogger("omnirelay.replication")
 T = TypeVar("T")
 
 SinkState = Literal["starting", "running", "retrying", "stalled", "failed", "paused"]
-OnRefusal = Literal["park", "block"]
 
 GRACE_MS = 2_000
 """How long a follower that stops waits for the delivery under way, and then for its sink to close."""
 _RATE_WINDOW_S = 60.0
-
-
-class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a sink is fed. Times in milliseconds."""
-
-    batch_events: int = 1_000
-    """Most events of one delivery."""
-    batch_bytes: int = 8 * 1024 * 1024
-    """Most bytes of one delivery; a single event may be more."""
-    linger_ms: int = 50
-    """How long a delivery that is not full waits for company."""
-    timeout_ms: int = 30_000
-    """A delivery that takes longer has failed."""
-    retry_first_ms: int = 100
-    retry_max_ms: int = 30_000
-    stalled_after_ms: int = 60_000
-    """When it has been failing for this long it is called stalled, which is worth waking somebody up for."""
-    refusals_max: int = 3
-    """An event that was refused so often is parked, and the sink goes on behind it."""
-    on_refusal: OnRefusal = "park"
-    required: bool = False
-    """The log keeps what this sink has not confirmed."""
 
 
 class FollowStatus(msgspec.Struct, rename="camel", frozen=True, kw_only=True):

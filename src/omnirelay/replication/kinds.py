@@ -12,7 +12,6 @@ raises makes the sink failed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -21,11 +20,10 @@ import msgspec
 from omnirelay.replication.files import FileSink
 from omnirelay.replication.governance import GovernanceLines, Lookup
 from omnirelay.replication.memory import MemorySink
+from omnirelay.replication.settings import foreign_kinds, kind_names
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
 from omnirelay.replication.tables import SqliteSink
 from omnirelay.replication.webhook import WebhookSink
-
-ENTRY_POINTS: Final = "omnirelay.sinks"
 
 
 class SinkPlace(msgspec.Struct, frozen=True):
@@ -95,20 +93,11 @@ KINDS: Final[Mapping[str, SinkFactory]] = {
 """Those of this package. They take the keys of `[sinks.NAME]` itself, by the names of the settings."""
 
 
-def _foreign() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-
-
-def kind_names() -> list[str]:
-    """Every kind there is, ours first."""
-    return [*KINDS, *sorted(set(_foreign()) - set(KINDS))]
-
-
 def make_sink(kind: str, own: Mapping[str, Any], options: Mapping[str, Any], place: SinkPlace) -> ReplicationSink:
     """Make a sink: ours of its `own` keys, another's of its `options`. Raises SinkUnusable."""
     if kind in KINDS:
         return KINDS[kind](own, place)
-    point = _foreign().get(kind)
+    point = foreign_kinds().get(kind)
     if point is None:
         raise SinkUnusable(f"there is no sink of kind {kind!r}; there are {', '.join(kind_names())}")
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,10 @@ import msgspec
 from omnirelay.core.events import EVENT_NUMBERS
 from omnirelay.log.files import make_directories
 from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.settings import TABLE, is_table_name
 from omnirelay.replication.sinks import SinkUnusable
 from omnirelay.replication.threads import OneThread
 from omnirelay.wire.instants import instant
-
-TABLE = "ResourceLeaseReplicationEvents"
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 Row = tuple[int, int, str, str | None, str]
 
@@ -29,10 +25,6 @@ class _Peer(msgspec.Struct, rename="camel"):
 
 
 _read_peer = msgspec.json.Decoder(_Peer).decode
-
-
-def is_table_name(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
 
 
 class SqliteSink:

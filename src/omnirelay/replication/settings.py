@@ -1,0 +1,57 @@
+"""How a sink is fed, and what kinds there are: all that is known of sinks without making one."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final, Literal
+
+import msgspec
+
+ENTRY_POINTS: Final = "omnirelay.sinks"
+"""Where other packages name the kinds they bring."""
+
+OWN_KINDS: Final = ("file", "sqlite", "webhook", "governance", "memory")
+
+ROTATE_BYTES: Final = 64 * 1024 * 1024
+TABLE: Final = "ResourceLeaseReplicationEvents"
+
+OnRefusal = Literal["park", "block"]
+
+_TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+
+
+class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a sink is fed. Times in milliseconds."""
+
+    batch_events: int = 1_000
+    """Most events of one delivery."""
+    batch_bytes: int = 8 * 1024 * 1024
+    """Most bytes of one delivery; a single event may be more."""
+    linger_ms: int = 50
+    """How long a delivery that is not full waits for company."""
+    timeout_ms: int = 30_000
+    """A delivery that takes longer has failed."""
+    retry_first_ms: int = 100
+    retry_max_ms: int = 30_000
+    stalled_after_ms: int = 60_000
+    """When it has been failing for this long it is called stalled, which is worth waking somebody up for."""
+    refusals_max: int = 3
+    """An event that was refused so often is parked, and the sink goes on behind it."""
+    on_refusal: OnRefusal = "park"
+    required: bool = False
+    """The log keeps what this sink has not confirmed."""
+
+
+def is_table_name(name: str) -> bool:
+    return _TABLE_NAME.fullmatch(name) is not None
+
+
+def foreign_kinds() -> dict[str, EntryPoint]:
+    """The kinds that other packages bring. Ours cannot be replaced by them."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in OWN_KINDS}
+
+
+def kind_names() -> list[str]:
+    """Every kind there is, ours first."""
+    return [*OWN_KINDS, *sorted(foreign_kinds())]

@@ -1,0 +1,126 @@
+"""`[sinks.NAME]` in the configuration of a node."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+
+from omnirelay.node.loading import Loaded, load, show_rows
+from omnirelay.node.settings import InvalidConfiguration
+from omnirelay.node.settings_schema import json_schema
+from omnirelay.node.sink_keys import SINK_KEYS
+from omnirelay.replication.settings import OWN_KINDS, FollowSettings
+
+PAGE = (Path(__file__).parents[2] / "docs/replication/sinks.md").read_text()
+SNIPPETS = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+class Config:
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "omnirelay.toml"
+
+    def load(self, text: str, environ: dict[str, str] | None = None) -> Loaded:
+        self.path.write_text(text)
+        return load(self.path, environ or {}, {})
+
+    def problems(self, text: str, environ: dict[str, str] | None = None) -> list[str]:
+        with pytest.raises(InvalidConfiguration) as caught:
+            self.load(text, environ)
+        return [problem.replace(f"{self.path}:", "") for problem in caught.value.problems]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(tmp_path)
+
+
+def test_the_snippet_of_the_page_loads(config: Config) -> None:
+    archive, reporting, catalog, audit = config.load(SNIPPETS[0]).settings.sinks
+    assert (archive.kind, archive.path, archive.rotate_bytes) == ("file", "archive", 64 * 1024 * 1024)
+    assert (reporting.follows("orders"), reporting.follows("invoices")) == (True, False)
+    assert (catalog.headers, catalog.follow.timeout_ms) == ({"X-Team": "data-platform"}, 10_000)
+    assert (audit.follow.required, audit.follow.on_refusal) == (True, "block")
+    assert archive.follow == FollowSettings()
+
+
+def test_the_page_lists_every_key_with_its_default() -> None:
+    for key in SINK_KEYS.values():
+        assert f"| `{key.name}` |" in PAGE or key.name in ("options", "url", "secret_file", "headers"), key.name
+    for kind in OWN_KINDS:
+        assert f"## `{kind}`" in PAGE
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", PAGE, re.MULTILINE))
+    defaults = {key.name: tomllib.loads(f"x = {rows[key.name]}")["x"] for key in SINK_KEYS.values() if key.name in rows}
+    assert {
+        name: list(v) if isinstance(v := SINK_KEYS[name].written(SINK_KEYS[name].default), tuple) else v
+        for name in defaults
+    } == defaults
+
+
+def test_a_sink_is_shown_and_its_lines_are_the_same_configuration(config: Config) -> None:
+    loaded = config.load(SNIPPETS[0])
+    rows = show_rows(loaded)
+    again = config.load("".join(f"{key} = {value}\n" for key, value, _ in rows))
+    assert again.settings == loaded.settings
+    origins = {key: origin for key, _, origin in rows}
+    assert origins["sinks.archive.kind"].endswith("omnirelay.toml:2")
+    assert origins["sinks.archive.linger"] == "default"
+    assert "sinks.archive.url" not in origins
+
+
+def test_the_schema_takes_what_is_loaded_and_nothing_else() -> None:
+    validator = jsonschema_rs.validator_for(json_schema())
+    assert validator.is_valid(tomllib.loads(SNIPPETS[0]))
+    assert validator.is_valid({"sinks": {"a": {"kind": "parrot", "options": {"x": [1]}}}})
+    for wrong in ({"kind": "file", "pth": "x"}, {"path": "x"}, {"kind": "file", "linger": 5}):
+        assert not validator.is_valid({"sinks": {"a": wrong}}), wrong
+
+
+def test_the_environment_reaches_a_sink(config: Config) -> None:
+    environ = {"OMNIRELAY_SINKS__MY_LAKE__LINGER": "2s", "OMNIRELAY_SINKS__MY_LAKE__SHARDS": '["resourcelease"]'}
+    [sink] = config.load("[sinks.My-Lake]\nkind = 'memory'", environ).settings.sinks
+    assert (sink.name, sink.follow.linger_ms, sink.shards) == ("My-Lake", 2_000, ("resourcelease",))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[sinks.a]\nkind='file'\npaht='x'", "3: sinks.a.paht is not a known key; did you mean path?"),
+        ("[sinks.a]\nkind='fil'", '2: sinks.a.kind is "fil", must be one of file, sqlite, webhook, governance, memory'),
+        ("[sinks.a]\npath='x'", "1: sinks.a.kind is missing: file, sqlite, webhook, governance, memory"),
+        ("[sinks.a]\nkind='webhook'", "1: sinks.a.url is missing: where shall deliveries go?"),
+        (
+            "[sinks.a]\nkind='webhook'\nurl='ftp://me:secret@x'",
+            '3: sinks.a.url is "ftp", must be an address that begins with http:// or https://',
+        ),
+        ("[sinks.a]\nkind='file'\nurl='http://x'", '3: sinks.a.url does not go with kind = "file"'),
+        ("[sinks.a]\nkind='file'\noptions={}", '3: sinks.a.options does not go with kind = "file"'),
+        ("[sinks.a]\nkind='sqlite'\ntable='a b'", '3: sinks.a.table is "a b", must be 1 to 63 letters, digits and '),
+        (
+            "[sinks.a]\nkind='governance'\nurl='http://x'\npath='y'",
+            "3: sinks.a.url and path exclude each other",
+        ),
+        (
+            "[sinks.a]\nkind='file'\nshards=['b']",
+            '3: sinks.a.shards names "b", which is no namespace of this node: resourcelease',
+        ),
+        ("[sinks.a]\nkind='file'\nshards='b'", '3: sinks.a.shards is "b", must be an array of texts'),
+        (
+            "[sinks.a]\nkind='file'\nbatch_events=0",
+            "3: sinks.a.batch_events is 0, must be a whole number between 1 and 100000",
+        ),
+        ("[sinks.a]\nkind='file'\nretry_first='1m'", "3: sinks.a.retry_first must not be longer than retry_max"),
+        ("[sinks.a]\nkind='file'\non_refusal='x'", '3: sinks.a.on_refusal is "x", must be one of park, block'),
+        ("[sinks.'a b']\nkind='file'", '1: sinks."a b" is no name for a sink, which has 1 to 64 letters'),
+        ("[sinks.a]\nkind='webhook'\nurl='http://x'\nheaders={a=1}", "4: sinks.a.headers.a is 1, must be text"),
+        ("[log]\nlinger='1s'", "2: log.linger is not a known key; it belongs in [sinks.NAME]"),
+        ("sinks = 5", "1: sinks is 5, must be tables: [sinks.NAME]"),
+        ("[sinks]\na = 5", "2: sinks.a is 5, must be a table: settings of a sink stand in [sinks.NAME]"),
+    ],
+)
+def test_what_is_wrong_is_named(config: Config, text: str, problem: str) -> None:
+    [found] = config.problems(text)
+    assert found.startswith(problem)
