@@ -72,6 +72,6 @@ def test_lock_is_made_from_the_declared_dependencies() -> None:
     assert sorted(wanted) == sorted(PYPROJECT["project"]["dependencies"])
 
 
-@pytest.mark.parametrize("name", ["runtime.lock", "dev.lock"])
+@pytest.mark.parametrize("name", ["runtime.lock", "dev.lock", "bench.lock"])
 def test_locks_name_no_host(name: str) -> None:
     assert "://" not in (ROOT / "requirements" / name).read_text()
