@@ -15,7 +15,7 @@ from omnirelay.core.events import Event
 from omnirelay.core.payload import Caller
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.files import FileSink
-from omnirelay.replication.governance import GovernanceLines, Holder, governance_schema, holder_of
+from omnirelay.replication.governance import GovernanceLines, Holder, governance_schema, holder_in
 from omnirelay.replication.sinks import ReplicationSink, SinkRefused
 from omnirelay.testing.sinks import SHARD, SinkConformance, made_event
 from tests.builders import Kernel, new_item
@@ -103,7 +103,7 @@ def test_what_was_delivered_in_an_earlier_life_is_looked_up() -> None:
     kernel.pass_time(8_000)
     kernel.heartbeat(lease.token, caller=ANNA)
     events = replicated(kernel.events)[before:]
-    [line] = made(GovernanceLines(lambda item: holder_of(kernel.state.items.get(item))), events)
+    [line] = made(GovernanceLines(lambda item, lease: holder_in(kernel.state, item, lease)), events)
     assert (line["resourceId"], line["peer"], line["principal"]) == ("orders", "worker-anna", "anna@example.org")
     [line] = made(GovernanceLines(), events)
     assert (line["resourceId"], line["peer"], line["principal"]) == (None, None, None)
@@ -112,7 +112,7 @@ def test_what_was_delivered_in_an_earlier_life_is_looked_up() -> None:
 def test_a_lease_of_somebody_else_lends_its_name_to_nobody() -> None:
     events = replicated(a_day_of_work().events)
     [heartbeat] = [event for event in events if event.event_type == "Heartbeat"]
-    lines = GovernanceLines(lambda item: Holder("table", "orders", 10**9, "a later worker", "later@example.org"))
+    lines = GovernanceLines(lambda item, lease: Holder("table", "orders", 10**9, "a later worker", "later@example.org"))
     [line] = made(lines, [heartbeat])
     assert (line["resourceId"], line["peer"], line["principal"]) == ("orders", None, None)
 

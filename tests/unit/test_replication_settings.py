@@ -117,6 +117,7 @@ def test_the_environment_reaches_a_sink(config: Config) -> None:
         ("[sinks.'a b']\nkind='file'", '1: sinks."a b" is no name for a sink, which has 1 to 64 letters'),
         ("[sinks.a]\nkind='webhook'\nurl='http://x'\nheaders={a=1}", "4: sinks.a.headers.a is 1, must be text"),
         ("[log]\nlinger='1s'", "2: log.linger is not a known key; it belongs in [sinks.NAME]"),
+        ("[shards.a]\nnamespace='replication'", "1: shards.a has the namespace replication, which is the node's own"),
         ("sinks = 5", "1: sinks is 5, must be tables: [sinks.NAME]"),
         ("[sinks]\na = 5", "2: sinks.a is 5, must be a table: settings of a sink stand in [sinks.NAME]"),
     ],

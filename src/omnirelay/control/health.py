@@ -9,6 +9,8 @@ import msgspec
 
 from omnirelay.core import views
 from omnirelay.errors import OmniRelayError
+from omnirelay.replication.following import FollowStatus
+from omnirelay.replication.replication import Replication
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.service.component import ResourceLeaseComponent
 
@@ -18,9 +20,15 @@ JSON = "application/json"
 class Health:
     """Answers for all components of a process."""
 
-    def __init__(self, dispatcher: Dispatcher, components: Sequence[ResourceLeaseComponent]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        components: Sequence[ResourceLeaseComponent],
+        replication: Replication | None = None,
+    ) -> None:
         self._dispatcher = dispatcher
         self._components = components
+        self._replication = replication
 
     async def live(self) -> tuple[int, str, bytes]:
         """The process answers: that is all a restart could improve."""
@@ -32,7 +40,9 @@ class Health:
         if self._dispatcher.draining:
             issues.insert(0, "draining")
         status = "unavailable" if issues else "ok"
-        report = self._report("ready", issues, status) | {"shards": shards}
+        # A sink that is behind is reported and no issue: callers are served as well as ever.
+        sinks = [] if self._replication is None else [sink_status(each) for each in self._replication.status()]
+        report = self._report("ready", issues, status) | {"shards": shards, "sinks": sinks}
         return (503 if issues else 200), JSON, msgspec.json.encode(report)
 
     def _report(self, mode: str, issues: list[str], status: str) -> dict[str, Any]:
@@ -43,6 +53,20 @@ class Health:
             "activeRequests": self._dispatcher.active,
             "draining": self._dispatcher.draining,
         }
+
+
+def sink_status(status: FollowStatus) -> dict[str, Any]:
+    """One line about a sink: how far it has come, and why it does not go on when it does not."""
+    return {
+        "sink": status.sink,
+        "shard": status.shard,
+        "state": status.state,
+        "required": status.required,
+        "checkpoint": status.checkpoint,
+        "lagEvents": status.lag_events,
+        "lagMs": status.lag_ms,
+        **({} if status.last_error is None else {"reason": status.last_error}),
+    }
 
 
 def shard_status(component: ResourceLeaseComponent) -> dict[str, Any]:

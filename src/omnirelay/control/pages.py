@@ -12,6 +12,7 @@ from omnirelay.control.health import JSON, Health
 from omnirelay.control.introspection import Introspection
 from omnirelay.control.openapi import openapi_document
 from omnirelay.control.prometheus import Metrics
+from omnirelay.replication.replication import Replication
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.service.component import ResourceLeaseComponent
 from omnirelay.telemetry.meters import CallMeter
@@ -23,8 +24,9 @@ def control_pages(
     components: Sequence[ResourceLeaseComponent],
     calls: CallMeter,
     about: Callable[[], dict[str, Any]] = dict,
+    replication: Replication | None = None,
 ) -> dict[str, Page]:
-    health = Health(dispatcher, components)
+    health = Health(dispatcher, components, replication)
 
     async def openapi() -> tuple[int, str, bytes]:
         return 200, JSON, msgspec.json.encode(openapi_document(dispatcher))
@@ -32,11 +34,16 @@ def control_pages(
     async def docs() -> tuple[int, str, bytes]:
         return 200, HTML, docs_page(openapi_document(dispatcher))
 
+    async def sinks() -> tuple[int, str, bytes]:
+        status = [] if replication is None else replication.status()
+        return 200, JSON, msgspec.json.encode({"sinks": status})
+
     return {
         "/healthz": Page(health.live),
         "/readyz": Page(health.ready),
-        "/metrics": Page(Metrics(dispatcher, components, calls).page),
+        "/metrics": Page(Metrics(dispatcher, components, calls, replication).page),
         "/omnirelay/introspect": Page(Introspection(dispatcher, components, about).page),
+        "/omnirelay/control/replication": Page(sinks),
         "/openapi.json": Page(openapi),
         "/docs": Page(docs),
         "/": Page(docs),

@@ -15,6 +15,8 @@ from prometheus_client.registry import Collector
 from omnirelay.core import views
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import OmniRelayError
+from omnirelay.replication.following import Follower
+from omnirelay.replication.replication import Replication
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.service.component import ResourceLeaseComponent
 from omnirelay.telemetry import catalogue
@@ -25,9 +27,15 @@ from omnirelay.telemetry.meters import CallMeter, Histogram
 class Metrics:
     """What `/metrics` shows."""
 
-    def __init__(self, dispatcher: Dispatcher, components: Sequence[ResourceLeaseComponent], calls: CallMeter) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        components: Sequence[ResourceLeaseComponent],
+        calls: CallMeter,
+        replication: Replication | None = None,
+    ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Collector(dispatcher, components, calls))
+        self._registry.register(_Collector(dispatcher, components, calls, replication))
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
@@ -37,10 +45,17 @@ class Metrics:
 
 
 class _Collector(Collector):
-    def __init__(self, dispatcher: Dispatcher, components: Sequence[ResourceLeaseComponent], calls: CallMeter) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        components: Sequence[ResourceLeaseComponent],
+        calls: CallMeter,
+        replication: Replication | None,
+    ) -> None:
         self._dispatcher = dispatcher
         self._components = components
         self._calls = calls
+        self._replication = replication
 
     def describe(self) -> list[Family]:
         return []
@@ -50,6 +65,9 @@ class _Collector(Collector):
         for component in self._components:
             _collect_shard(families, component)
         self._collect_calls(families)
+        if self._replication is not None:
+            for follower in self._replication.followers:
+                _collect_sink(families, follower)
         yield from families.values()
 
     def _collect_calls(self, families: dict[Metric, Family]) -> None:
@@ -86,6 +104,14 @@ def _collect_shard(families: dict[Metric, Family], component: ResourceLeaseCompo
         (catalogue.COMMIT, meter.commit),
     ):
         _add_histogram(families, metric, shard_label, histogram)
+
+
+def _collect_sink(families: dict[Metric, Family], follower: Follower) -> None:
+    labels = (follower.shard_name, follower.name)
+    for event_type, count in follower.events.items():
+        _add(families, catalogue.REPLICATION_EVENTS, (*labels, event_type), count)
+    _add(families, catalogue.REPLICATION_FAILURES, labels, follower.failures)
+    _add_histogram(families, catalogue.REPLICATION_LAG, labels, follower.lag)
 
 
 def _gauges(shard: Shard) -> dict[Metric, float]:

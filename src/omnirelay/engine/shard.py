@@ -59,6 +59,14 @@ class BackpressureListener(Protocol):
     def __call__(self, signal: BackpressureSignal, /) -> None: ...
 
 
+class TrimGuard(Protocol):
+    """What needs a part of the log. Called on the event loop before every trim."""
+
+    def __call__(self) -> int:
+        """The lowest sequence that has to stay."""
+        ...
+
+
 class EventListener(Protocol):
     """What wants to see every batch of durable events. Called on the event loop: it must not block."""
 
@@ -77,6 +85,7 @@ class Shard(Operating):
         self._tails: list[asyncio.Future[None]] = []
         self._backpressure_listeners: list[BackpressureListener] = []
         self._event_listeners: list[EventListener] = []
+        self._trim_guards: list[TrimGuard] = []
         self._snapshot_lock = asyncio.Lock()
         self._snapshot_task: asyncio.Task[None] | None = None
         self._events_since_snapshot = 0
@@ -210,6 +219,10 @@ class Shard(Operating):
         What it raises is logged and goes no further.
         """
         self._event_listeners.append(listener)
+
+    def add_trim_guard(self, guard: TrimGuard) -> None:
+        """Have a function asked before every trim how much of the log has to stay."""
+        self._trim_guards.append(guard)
 
     def now_ms(self) -> int:
         """The shard's own time."""
@@ -387,12 +400,13 @@ class Shard(Operating):
             return record
 
     async def trim(self, *, retention_ms: int | None = None) -> Anchor:
-        """Drop history older than the retention, but never what the two newest snapshots need."""
+        """Drop history older than the retention, but never what the two newest snapshots or a guard need."""
         retention_ms = self._settings.retention_ms if retention_ms is None else retention_ms
         snapshots = await self.log.snapshots()
         if len(snapshots) < 2 or snapshots[1].created_ms + retention_ms > self.now_ms():
             return await self.log.anchor()
-        anchor = await self.log.trim(snapshots[1].sequence, self.epoch)
+        below = min([snapshots[1].sequence, *(guard() for guard in self._trim_guards)])
+        anchor = await self.log.trim(below, self.epoch)
         directory = snapshot_directory(self.log)
         if directory is not None:
             keep = {record.path for record in await self.log.snapshots()}

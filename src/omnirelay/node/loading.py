@@ -22,7 +22,6 @@ from omnirelay.node.settings import (
     NodeSection,
     NodeSettings,
     ShardSettings,
-    SinkSettings,
     TelemetrySection,
 )
 from omnirelay.node.shard_keys import (
@@ -38,8 +37,11 @@ from omnirelay.node.shard_keys import (
 from omnirelay.node.sink_keys import SINK_KEYS, fields_of_sink, sink_problems, values_of_sink
 from omnirelay.node.sources import NAMED, Entry, Source, place_of, read_environment, read_file, read_flags
 from omnirelay.node.toml_text import toml_key
+from omnirelay.replication.settings import SinkSettings
 
 DEFAULT = "default"
+REPLICATION = "replication"
+"""Procedures of this namespace are about the sinks of a node."""
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,6 +188,12 @@ def _shards(sources: Sequence[Source], reading: _Reading) -> list[ShardSettings]
     origins = _names(SHARDS, sources, reading)
     shards = [_shard(name, reading) for name in origins or [DEFAULT_SHARD]]
     reading.problems += _shared_namespaces(shards, origins)
+    reading.problems += [
+        f"{place_of(origins[shard.name])}: {toml_key((SHARDS, shard.name))} has the namespace {REPLICATION},"
+        " which is the node's own; choose another"
+        for shard in shards
+        if shard.namespace == REPLICATION
+    ]
     return shards
 
 

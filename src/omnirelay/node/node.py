@@ -2,6 +2,8 @@
 
     start ─▶ listen ─▶ recover every shard ─▶ ready ─▶ stop: refuse new calls, finish those under way, close the logs
 
+Sinks follow a shard from when it has recovered until before its log closes.
+
 It listens before it has recovered, so that probes get an answer: alive, not ready, and why.
 """
 
@@ -24,6 +26,8 @@ from omnirelay.control.pages import control_pages
 from omnirelay.engine.clock import Clock
 from omnirelay.errors import InvalidArgument, Unavailable
 from omnirelay.node.settings import NodeSettings
+from omnirelay.replication.procedures import serve_replication
+from omnirelay.replication.replication import Replication
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.metering import metered
 from omnirelay.service.component import ResourceLeaseComponent, ResourceLeaseOptions
@@ -74,9 +78,13 @@ class Node:
             )
             for shard in settings.shards
         ]
+        self.replication = Replication(
+            settings.sinks, settings.node.data, durable=not in_memory, region=settings.node.region
+        )
+        serve_replication(self.dispatcher, self.replication)
         self.application = HttpInbound(
             self.dispatcher,
-            pages=control_pages(self.dispatcher, self.components, self.calls, self._about),
+            pages=control_pages(self.dispatcher, self.components, self.calls, self._about, self.replication),
             same_origin_only=True,
         )
         self.port = 0
@@ -139,7 +147,12 @@ class Node:
                 raise InvalidArgument(f"cannot use the data directory {self.data}: {error.strerror}") from None
         async with asyncio.TaskGroup() as group:
             for component in self.components:
-                group.create_task(component.start())
+                group.create_task(self._start(component))
+
+    async def _start(self, component: ResourceLeaseComponent) -> None:
+        await component.start()
+        # Nothing may come between: a trim could drop what a required sink has not got.
+        self.replication.follow(component.shard())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set, then stop in order. Call after `start`."""
@@ -153,6 +166,7 @@ class Node:
         """Refuse new calls, finish those under way, close the logs. Safe to call twice."""
         self.dispatcher.draining = True
         _log.info("node_stopping", extra={"active": self.dispatcher.active})
+        await self.replication.stop()
         # Closing a shard answers everybody who waits in it, so no connection is held up by a long poll.
         await asyncio.gather(*(component.stop() for component in self.components), return_exceptions=True)
         if self._server is not None and self._serving is not None:

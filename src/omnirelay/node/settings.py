@@ -8,14 +8,14 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from omnirelay.core.options import QueueOptions
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.errors import InvalidArgument
-from omnirelay.replication.settings import ROTATE_BYTES, TABLE, FollowSettings
+from omnirelay.replication.settings import SinkSettings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -75,29 +75,6 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def queue_options(self) -> QueueOptions:
         return self.options
-
-
-class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One sink, for every shard it follows."""
-
-    name: str
-    kind: str
-    enabled: bool = True
-    shards: tuple[str, ...] = ()
-    """Namespaces; none: all."""
-    path: str | None = None
-    """None: `sinks/NAME`. Relative to the data directory."""
-    rotate_bytes: int = ROTATE_BYTES
-    table: str = TABLE
-    url: str | None = None
-    secret_file: str | None = None
-    headers: dict[str, str] = {}
-    options: dict[str, Any] = {}
-    """What a kind of another package is given."""
-    follow: FollowSettings = FollowSettings()
-
-    def follows(self, namespace: str) -> bool:
-        return self.enabled and (not self.shards or namespace in self.shards)
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,14 @@ import msgspec
 from omnirelay.node.keys import Key, anything, between, by_name, key_for
 from omnirelay.node.kinds import AnyTable, Auto, Choice, Duration, Kind, Size, Switch, Text, Texts, TextTable, Whole
 from omnirelay.node.kinds import refused as refused_value
-from omnirelay.node.settings import SinkSettings
-from omnirelay.replication.settings import OWN_KINDS, FollowSettings, OnRefusal, is_table_name, kind_names
+from omnirelay.replication.settings import (
+    OWN_KINDS,
+    FollowSettings,
+    OnRefusal,
+    SinkSettings,
+    is_table_name,
+    kind_names,
+)
 
 _DAY = 86_400_000
 _COUNT = 1 << 40

@@ -180,6 +180,17 @@ class Follower:
         Further ahead than the sink has come, what is between is left out for good. Raises InvalidArgument for that
         with a sink that rebuilds a state, and beyond the end of the log.
         """
+        skipping = self.check_reset(sequence)
+        self._resets += 1
+        self.checkpoint = sequence
+        now_ms = self._shard.now_ms()
+        await self._checkpoints.reset(self.name, self.shard_name, sequence, now_ms, skipping=skipping)
+        if self.state == "failed":
+            self.state = "starting"
+        self._wake()
+
+    def check_reset(self, sequence: int) -> bool:
+        """Whether a reset would leave events out. Raises InvalidArgument when there cannot be one."""
         last = self._shard.last_sequence
         if not 0 <= sequence <= last:
             raise InvalidArgument(f"sequence must be between 0 and {last}, got {sequence}", field="sequence")
@@ -188,13 +199,7 @@ class Follower:
             raise InvalidArgument(
                 f"{self.name} rebuilds a state and cannot leave out what is behind {self.checkpoint}", field="sequence"
             )
-        self._resets += 1
-        self.checkpoint = sequence
-        now_ms = self._shard.now_ms()
-        await self._checkpoints.reset(self.name, self.shard_name, sequence, now_ms, skipping=skipping)
-        if self.state == "failed":
-            self.state = "starting"
-        self._wake()
+        return skipping
 
     def _wake(self) -> None:
         self._changed.set()

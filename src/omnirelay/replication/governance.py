@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from omnirelay.core.items import Item
+from omnirelay.core.state import State
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.sinks import SinkRefused
 from omnirelay.wire.instants import instant
@@ -72,15 +72,17 @@ class Holder(msgspec.Struct):
     principal: str | None = None
 
 
-Lookup = Callable[[int], Holder | None]
+Lookup = Callable[[int, str | None], Holder | None]
+"""Takes the id of an item and that of a lease, if it is about one."""
 
 
-def holder_of(item: Item | None) -> Holder | None:
-    """What a shard knows of an item now."""
+def holder_in(state: State, item_id: int, lease_id: str | None) -> Holder | None:
+    """What a shard knows of an item now, and of a lease that lives or has ended."""
+    item = state.items.get(item_id)
     if item is None:
         return None
-    lease = item.lease
     holder = Holder(item.payload.resource_type, item.payload.resource_id)
+    lease = None if lease_id is None else state.ended.get(lease_id) or item.lease
     if lease is not None:
         holder.fence, holder.peer, holder.principal = lease.token.fence, lease.owner or None, lease.principal
     return holder
@@ -94,6 +96,7 @@ class _Resource(msgspec.Struct, rename="camel"):
 class _Token(msgspec.Struct, rename="camel"):
     sequence_id: int
     attempt: int
+    lease_id: str
     fence: int | None = None
 
 
@@ -117,7 +120,7 @@ _read = msgspec.json.Decoder(_Stored).decode
 _write = msgspec.json.Encoder().encode
 
 
-def _unknown(item: int) -> Holder | None:
+def _unknown(item: int, lease_id: str | None) -> Holder | None:
     return None
 
 
@@ -152,10 +155,10 @@ class GovernanceLines:
         holder = self._holder(item)
         holder.resource_type, holder.resource_id = resource.resource_type, resource.resource_id
 
-    def _holder(self, item: int) -> Holder:
+    def _holder(self, item: int, lease_id: str | None = None) -> Holder:
         holder = self._holders.get(item)
         if holder is None:
-            holder = self._holders[item] = self._lookup(item) or Holder()
+            holder = self._holders[item] = self._lookup(item, lease_id) or Holder()
             if len(self._holders) > self._remembered_max:
                 self._holders.popitem(last=False)
         return holder
@@ -165,7 +168,7 @@ class GovernanceLines:
         item = stored.sequence_id if token is None else token.sequence_id
         if item is None:
             raise SinkRefused(f"{event.event_type} names no item", sequence=event.sequence)
-        holder = self._holder(item)
+        holder = self._holder(item, None if token is None else token.lease_id)
         fence = None if token is None else token.fence
         peer, principal = stored.peer_id or None, stored.principal
         if action == "grant":

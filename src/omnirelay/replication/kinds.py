@@ -5,8 +5,8 @@
 
     def make_parrot(options: Mapping[str, Any], place: SinkPlace) -> ReplicationSink: ...
 
-The function is called once per shard with the table `[sinks.NAME.options]`. It must not wait for anything; what it
-raises makes the sink failed.
+The function is called once per shard, in a thread, with the table `[sinks.NAME.options]`. What it raises makes the sink
+failed, until somebody resumes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from omnirelay.replication.files import FileSink
 from omnirelay.replication.governance import GovernanceLines, Lookup
 from omnirelay.replication.memory import MemorySink
-from omnirelay.replication.settings import foreign_kinds, kind_names
+from omnirelay.replication.settings import SinkSettings, foreign_kinds, kind_names
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
 from omnirelay.replication.tables import SqliteSink
 from omnirelay.replication.webhook import WebhookSink
@@ -40,40 +40,41 @@ class SinkPlace(msgspec.Struct, frozen=True):
 SinkFactory: TypeAlias = Callable[[Mapping[str, Any], SinkPlace], ReplicationSink]
 
 
-def _path(options: Mapping[str, Any], place: SinkPlace) -> Path:
-    return Path(place.directory, options.get("path") or f"sinks/{place.name}")
+def _path(settings: SinkSettings, place: SinkPlace) -> Path:
+    return Path(place.directory, settings.path or f"sinks/{place.name}")
 
 
-def _file(options: Mapping[str, Any], place: SinkPlace) -> ReplicationSink:
-    return FileSink(_path(options, place), rotate_bytes=options["rotate_bytes"])
+def _file(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
+    return FileSink(_path(settings, place), rotate_bytes=settings.rotate_bytes)
 
 
-def _sqlite(options: Mapping[str, Any], place: SinkPlace) -> ReplicationSink:
-    return SqliteSink(_path(options, place), table=options["table"])
+def _sqlite(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
+    return SqliteSink(_path(settings, place), table=settings.table)
 
 
-def _webhook(options: Mapping[str, Any], place: SinkPlace) -> ReplicationSink:
-    return WebhookSink(options["url"], secret=_secret(options, place), headers=options["headers"])
+def _webhook(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
+    assert settings.url is not None
+    return WebhookSink(settings.url, secret=_secret(settings, place), headers=settings.headers)
 
 
-def _governance(options: Mapping[str, Any], place: SinkPlace) -> ReplicationSink:
+def _governance(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
     line_of = GovernanceLines(place.lookup).line_of
-    if options.get("url"):
-        secret = _secret(options, place)
-        return WebhookSink(options["url"], secret=secret, headers=options["headers"], line_of=line_of)
-    path = _path(options, place)
-    return FileSink(path, rotate_bytes=options["rotate_bytes"], line_of=line_of, keeps_all=False)
+    if settings.url is not None:
+        secret = _secret(settings, place)
+        return WebhookSink(settings.url, secret=secret, headers=settings.headers, line_of=line_of)
+    path = _path(settings, place)
+    return FileSink(path, rotate_bytes=settings.rotate_bytes, line_of=line_of, keeps_all=False)
 
 
-def _memory(options: Mapping[str, Any], place: SinkPlace) -> ReplicationSink:
+def _memory(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
     return MemorySink()
 
 
-def _secret(options: Mapping[str, Any], place: SinkPlace) -> bytes | None:
+def _secret(settings: SinkSettings, place: SinkPlace) -> bytes | None:
     """The key of the signature. White space around it is an editor's, not the secret's."""
-    if not options.get("secret_file"):
+    if settings.secret_file is None:
         return None
-    path = Path(place.directory, options["secret_file"])
+    path = Path(place.directory, settings.secret_file)
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
@@ -83,26 +84,25 @@ def _secret(options: Mapping[str, Any], place: SinkPlace) -> bytes | None:
     return secret
 
 
-KINDS: Final[Mapping[str, SinkFactory]] = {
+_OWN: Final[Mapping[str, Callable[[SinkSettings, SinkPlace], ReplicationSink]]] = {
     "file": _file,
     "sqlite": _sqlite,
     "webhook": _webhook,
     "governance": _governance,
     "memory": _memory,
 }
-"""Those of this package. They take the keys of `[sinks.NAME]` itself, by the names of the settings."""
 
 
-def make_sink(kind: str, own: Mapping[str, Any], options: Mapping[str, Any], place: SinkPlace) -> ReplicationSink:
-    """Make a sink: ours of its `own` keys, another's of its `options`. Raises SinkUnusable."""
-    if kind in KINDS:
-        return KINDS[kind](own, place)
-    point = foreign_kinds().get(kind)
+def make_sink(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
+    """Make a sink. Raises SinkUnusable."""
+    if settings.kind in _OWN:
+        return _OWN[settings.kind](settings, place)
+    point = foreign_kinds().get(settings.kind)
     if point is None:
-        raise SinkUnusable(f"there is no sink of kind {kind!r}; there are {', '.join(kind_names())}")
+        raise SinkUnusable(f"there is no sink of kind {settings.kind!r}; there are {', '.join(kind_names())}")
     try:
         factory: SinkFactory = point.load()
-        return factory(options, place)
+        return factory(settings.options, place)
     except SinkUnusable:
         raise
     except Exception as error:

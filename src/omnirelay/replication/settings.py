@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import EntryPoint, entry_points
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -41,6 +41,29 @@ class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
     on_refusal: OnRefusal = "park"
     required: bool = False
     """The log keeps what this sink has not confirmed."""
+
+
+class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One sink, for every shard it follows."""
+
+    name: str
+    kind: str
+    enabled: bool = True
+    shards: tuple[str, ...] = ()
+    """Namespaces; none: all."""
+    path: str | None = None
+    """None: `sinks/NAME`. Relative to the data directory."""
+    rotate_bytes: int = ROTATE_BYTES
+    table: str = TABLE
+    url: str | None = None
+    secret_file: str | None = None
+    headers: dict[str, str] = {}
+    options: dict[str, Any] = {}
+    """What a kind of another package is given."""
+    follow: FollowSettings = FollowSettings()
+
+    def follows(self, namespace: str) -> bool:
+        return self.enabled and (not self.shards or namespace in self.shards)
 
 
 def is_table_name(name: str) -> bool:

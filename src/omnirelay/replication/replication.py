@@ -1,0 +1,122 @@
+"""`Replication`: every sink of a node behind every shard it follows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from omnirelay.engine.shard import Shard
+from omnirelay.errors import NotFound
+from omnirelay.replication.checkpoints import Checkpoints
+from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.following import Follower, FollowStatus
+from omnirelay.replication.governance import Holder, holder_in
+from omnirelay.replication.kinds import SinkPlace, make_sink
+from omnirelay.replication.settings import SinkSettings
+from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
+
+CHECKPOINT_FILE = "replication.db"
+
+
+class _MadeWhenOpened:
+    """A sink that is made when it is first opened: one that cannot be made is a failed sink, not a node that is down.
+
+    One that turned out to be unusable is made anew, because whoever resumes it has changed something.
+    """
+
+    def __init__(self, settings: SinkSettings, place: SinkPlace) -> None:
+        self._settings = settings
+        self._place = place
+        self._made: ReplicationSink | None = None
+
+    @property
+    def rebuilds_state(self) -> bool:
+        return True if self._made is None else self._made.rebuilds_state
+
+    @rebuilds_state.setter
+    def rebuilds_state(self, value: bool) -> None:
+        raise AttributeError("a sink says itself whether it rebuilds a state")
+
+    async def open(self, shard: str) -> int | None:
+        if self._made is None:
+            # In a thread: a package may be imported for it.
+            self._made = await asyncio.to_thread(make_sink, self._settings, self._place)
+        try:
+            return await self._made.open(shard)
+        except SinkUnusable:
+            made, self._made = self._made, None
+            await made.close()
+            raise
+
+    async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
+        assert self._made is not None
+        await self._made.apply(events)
+
+    async def close(self) -> None:
+        if self._made is not None:
+            await self._made.close()
+
+    @property
+    def made(self) -> ReplicationSink | None:
+        return self._made
+
+
+class Replication:
+    """Give it every shard with `follow` as soon as that serves; `stop` before the logs close."""
+
+    def __init__(self, sinks: Sequence[SinkSettings], directory: Path, *, durable: bool, region: str = "local") -> None:
+        """`directory` is the node's; unless `durable`, checkpoints are kept in memory, as the log itself is."""
+        self.followers: list[Follower] = []
+        self._settings = sinks
+        self._directory = directory
+        self._region = region
+        self._checkpoints = Checkpoints(directory / CHECKPOINT_FILE if durable else None)
+        self._sinks: dict[tuple[str, str], _MadeWhenOpened] = {}
+
+    def follow(self, shard: Shard) -> None:
+        """Start the sinks of a shard. Does not wait: from here on nothing is trimmed that a required sink needs."""
+        for settings in self._settings:
+            if settings.follows(shard.log.shard):
+                self._start(settings, shard)
+
+    def _start(self, settings: SinkSettings, shard: Shard) -> None:
+        def lookup(item: int, lease_id: str | None) -> Holder | None:
+            return holder_in(shard.state, item, lease_id)
+
+        name = shard.log.shard
+        sink = _MadeWhenOpened(settings, SinkPlace(settings.name, name, self._directory, lookup))
+        follower = Follower(settings.name, sink, shard, self._checkpoints, settings.follow, region=self._region)
+        if settings.follow.required:
+            shard.add_trim_guard(lambda: follower.confirmed + 1)
+        self._sinks[settings.name, name] = sink
+        self.followers.append(follower)
+        follower.start()
+
+    async def stop(self) -> None:
+        """End every delivery. Safe to call twice."""
+        await asyncio.gather(*(follower.stop() for follower in self.followers))
+        await self._checkpoints.close()
+
+    def status(self) -> list[FollowStatus]:
+        return [follower.status() for follower in self.followers]
+
+    def find(self, sink: str | None = None, shard: str | None = None) -> list[Follower]:
+        """The followers of a sink and a shard, of all for None. Raises NotFound when there is none of such a name."""
+        found = [
+            follower
+            for follower in self.followers
+            if sink in (None, follower.name) and shard in (None, follower.shard_name)
+        ]
+        if not found and (sink is not None or shard is not None):
+            known = sorted({f"{follower.name} of {follower.shard_name}" for follower in self.followers})
+            raise NotFound(
+                f"there is no sink {sink or ''} of {shard or 'any shard'}; there are: {', '.join(known) or 'none'}",
+                code="replication.unknown_sink",
+            )
+        return found
+
+    def sink(self, name: str, shard: str) -> ReplicationSink | None:
+        """The sink itself, for whoever embeds a node; None until it was opened."""
+        made = self._sinks.get((name, shard))
+        return None if made is None else made.made
