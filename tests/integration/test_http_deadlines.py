@@ -111,9 +111,9 @@ async def test_a_deadline_that_is_far_away_is_as_good_as_none(http: Http, header
     assert (await asyncio.wait_for(waiting, 15)).json()["sequenceId"] == enqueued.json()["sequenceId"]
 
 
-@pytest.mark.parametrize("ttl_ms", ["50", "64.5", "80"])
+@pytest.mark.parametrize("ttl_ms", ["500", "640.5"])
 async def test_a_short_deadline_is_no_error_either(http: Http, ttl_ms: str) -> None:
-    for _ in range(5):
+    for _ in range(2):
         response = await http.post("lease", {}, Rpc_Ttl_Ms=ttl_ms)
         assert (response.status_code, response.json()) == (200, {})
 
