@@ -19,6 +19,7 @@ from omnirelay.cli import (
     logs,
     looking,
     moving,
+    replicating,
     requesting,
     serving,
     working,
@@ -60,6 +61,7 @@ def _build() -> typer.Typer:
     for module in (serving, working, enqueueing, leasing, handling, moving, looking):
         module.add_to(app)
     dead_letters.add_to(app)
+    replicating.add_to(app)
     log = new_group("Read the log of a shard, check it, copy it.")
     logs.add_to(log)
     log_checks.add_to(log)

@@ -99,13 +99,13 @@ class Replication:
         await self._checkpoints.close()
 
     def status(self) -> list[FollowStatus]:
-        return [follower.status() for follower in self.followers]
+        return [follower.status() for follower in self.find()]
 
     def find(self, sink: str | None = None, shard: str | None = None) -> list[Follower]:
         """The followers of a sink and a shard, of all for None. Raises NotFound when there is none of such a name."""
         found = [
             follower
-            for follower in self.followers
+            for follower in sorted(self.followers, key=lambda each: (each.name, each.shard_name))
             if sink in (None, follower.name) and shard in (None, follower.shard_name)
         ]
         if not found and (sink is not None or shard is not None):

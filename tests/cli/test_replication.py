@@ -1,0 +1,130 @@
+"""`omnirelay replication`, against a node that was configured with sinks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cli.conftest import Relay
+from tests.cli.processes import DevNode, spawned
+
+CONFIG = """
+[node]
+port = 0
+data = "data"
+
+[shards.orders]
+[shards.invoices]
+
+[sinks.lake]
+kind = "file"
+linger = "0s"
+required = true
+
+[sinks.broken]
+kind = "file"
+path = "omnirelay.toml/x"
+shards = ["orders"]
+"""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("node")
+    (directory / "omnirelay.toml").write_text(CONFIG)
+    (directory / "data").mkdir()
+    (directory / "data" / "omnirelay.toml").write_text("")
+    process = spawned("serve", "--config", "omnirelay.toml", cwd=directory)
+    try:
+        yield started(process.stdout, directory)
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def started(output: Iterator[str] | None, directory: Path) -> str:
+    assert output is not None
+    for _ in output:
+        path = directory / "data" / "node.json"
+        if path.exists():
+            return str(json.loads(path.read_text())["url"])
+    raise AssertionError("the node did not start")
+
+
+@pytest.fixture
+def relay(url: str) -> Relay:
+    return Relay(url, "orders")
+
+
+def caught_up(relay: Relay, sink: str = "lake") -> None:
+    """Wait until the sink has everything."""
+    with httpx.Client(base_url=relay.url) as client:
+        while any(
+            each["lagEvents"] or each["state"] != "running"
+            for each in client.get("/omnirelay/control/replication").json()["sinks"]
+            if each["sink"] == sink
+        ):
+            pass
+
+
+def test_status_shows_every_sink_of_every_shard(relay: Relay) -> None:
+    relay.enqueue()
+    caught_up(relay)
+    lines = relay.ok("replication", "status").out.splitlines()
+    assert lines[0].split("  ")[0] == "sink"
+    assert [line.split()[0] for line in lines[1:]] == ["broken", "lake", "lake"]
+    said = relay.ok("replication", "status", "-o", "json").json["sinks"]
+    states = {(each["sink"], each["shard"]): each["state"] for each in said}
+    assert states == {
+        ("lake", "orders"): "running",
+        ("lake", "invoices"): "running",
+        ("broken", "orders"): "failed",
+    }
+    [broken] = relay.ok("replication", "status", "broken", "-o", "jsonl").lines
+    assert "cannot write to" in broken["lastError"]
+    assert broken["lagEvents"] > 0
+
+
+def test_a_sink_is_paused_and_resumed(relay: Relay) -> None:
+    [paused] = relay.ok("replication", "pause", "lake", "--shard", "orders", "-o", "jsonl").lines
+    assert (paused["state"], paused["shard"]) == ("paused", "orders")
+    relay.enqueue()
+    [behind] = relay.ok("replication", "status", "lake", "-s", "orders", "-o", "jsonl").lines
+    assert behind["lagEvents"] == 1
+    assert "paused" in relay.ok("replication", "status").out
+    relay.ok("replication", "resume", "lake")
+    caught_up(relay)
+
+
+def test_a_sink_is_set_back_and_replayed(relay: Relay) -> None:
+    relay.enqueue()
+    caught_up(relay)
+    [before] = relay.ok("replication", "status", "lake", "-s", "orders", "-o", "jsonl").lines
+    relay.ok("replication", "replay", "lake", "--shard", "orders")
+    caught_up(relay)
+    [after] = relay.ok("replication", "status", "lake", "-s", "orders", "-o", "jsonl").lines
+    assert after["events"] == before["events"] + before["checkpoint"]
+    relay.ok("replication", "reset", "lake", "--shard", "orders", "--to", 1)
+    caught_up(relay)
+    [again] = relay.ok("replication", "status", "lake", "-s", "orders", "-o", "jsonl").lines
+    assert again["events"] == after["events"] + before["checkpoint"] - 1
+
+
+def test_what_makes_no_sense_is_refused(relay: Relay) -> None:
+    said = relay.run("replication", "pause", "nothing")
+    assert said.code == 4
+    assert (
+        "there is no sink nothing of any shard; there are: broken of orders, lake of invoices, lake of orders"
+        in said.err
+    )
+    assert relay.run("replication", "reset", "lake").code == 2
+    assert relay.run("replication", "reset", "lake", "--to", 10**6).code == 2
+
+
+def test_a_node_without_sinks_says_so(node: DevNode) -> None:
+    said = Relay(node.url, "unused").ok("replication", "status")
+    assert said.out == "no sinks: a node has those of [sinks.NAME] in its configuration\n"
