@@ -1,0 +1,103 @@
+"""The sink of `examples/sink_plugin`: it holds to the promises, and a node finds it where it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from examples.sink_plugin.omnirelay_csv_sink import CsvSink, make_csv_sink
+from omnirelay.replication.checkpoints import Checkpoints
+from omnirelay.replication.following import Follower
+from omnirelay.replication.kinds import SinkPlace
+from omnirelay.replication.settings import FollowSettings
+from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
+from omnirelay.testing.node import TestNode
+from omnirelay.testing.sinks import SHARD, SinkConformance
+from tests.cli.processes import command, environment
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "sink_plugin"
+CONFIG = """
+[node]
+port = 0
+data = "data"
+"""
+
+
+class TestCsvSink(SinkConformance):
+    def make_sink(self, directory: Path) -> ReplicationSink:
+        return CsvSink(directory)
+
+    async def read_back(self, directory: Path) -> Sequence[int]:
+        with (directory / f"{SHARD}.csv").open(newline="") as file:
+            return [int(row["sequenceNumber"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"pth": 1}, "no option pth"), ({"columns": ["eventType"]}, "must be sequenceNumber")]
+)
+def test_wrong_options_are_named(tmp_path: Path, options: dict[str, object], words: str) -> None:
+    with pytest.raises(SinkUnusable, match=words):
+        make_csv_sink(options, SinkPlace("sheet", SHARD, tmp_path, lambda item, lease: None))
+
+
+def test_a_node_runs_a_sink_that_another_package_brings(tmp_path: Path) -> None:
+    target = tmp_path / "packages"
+    install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", "pip", *install, str(EXAMPLE)], check=True, timeout=120)
+    [snippet] = re.findall(r"^```toml\n(.*?)^```", (EXAMPLE / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "omnirelay.toml").write_text(CONFIG + snippet)
+    path = os.pathsep.join([str(target), *(each for each in sys.path if each)])
+    node = subprocess.Popen(
+        command("serve", "--config", "omnirelay.toml"),
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=path),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert node.stdout is not None
+        while not (tmp_path / "data" / "node.json").exists():
+            assert node.stdout.readline(), "the node did not start"
+        url = json.loads((tmp_path / "data" / "node.json").read_text())["url"]
+        with httpx.Client(base_url=url) as client:
+            item = {"payload": {"resourceType": "table", "resourceId": "orders"}, "peerId": "anna"}
+            client.post("/v1/resourcelease/enqueue", json=item).raise_for_status()
+            while (status := client.post("/v1/replication/status", json={}).json()["sinks"][0])["lagEvents"]:
+                assert status["state"] != "failed", status
+    finally:
+        node.terminate()
+        node.communicate(timeout=30)
+    with (tmp_path / "data" / "sheets" / "resourcelease.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["eventType"] for row in rows][-1] == "Enqueue"
+    assert [int(row["sequenceNumber"]) for row in rows] == list(range(1, len(rows) + 1))
+
+
+async def test_the_sink_of_the_guide_works() -> None:
+    text = (ROOT / "docs/replication/writing-a-sink.md").read_text()
+    first = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0]
+    names: dict[str, Any] = {}
+    exec(compile(first, "docs/replication/writing-a-sink.md", "exec"), names)
+    sink = names["CountingSink"]()
+    async with TestNode("jobs") as node, node.client(namespace="jobs") as client:
+        shard = node._node.components[0].shard()
+        checkpoints = Checkpoints(None)
+        follower = Follower("counts", sink, shard, checkpoints, FollowSettings(linger_ms=0))
+        follower.start()
+        await client.enqueue("table", "orders")
+        await asyncio.wait_for(follower.wait_confirmed(shard.last_sequence), 10)
+        await follower.stop()
+        await checkpoints.close()
+    assert sink.counts["Enqueue"] == 1
