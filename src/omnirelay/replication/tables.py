@@ -65,11 +65,11 @@ class SqliteSink:
         return 0 if row is None or row[0] is None else int(str(row[0]))
 
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
-        rows = [_row(event) for event in events]
-        await self._thread.run(lambda: self._insert(rows))
+        await self._thread.run(lambda: self._insert(events))
 
-    def _insert(self, rows: list[Row]) -> None:
+    def _insert(self, events: Sequence[ReplicatedEvent]) -> None:
         assert self._database is not None
+        rows = [_row(event) for event in events]  # Here and not in the event loop: a large batch takes a while.
         with self._database:
             self._database.executemany(f"insert or ignore into {self._table} values (?, ?, ?, ?, ?)", rows)
 
