@@ -43,6 +43,8 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 BODY_MAX = 16 * 1024 * 1024
 BODIES_MAX = 256 * 1024 * 1024
 BODY_SECONDS_MAX = 30.0
+WATCH_AFTER_SECONDS = 0.02
+"""A call that may wait has this long before its connection is watched."""
 
 _ENCODINGS = ("json", "application/json", "text/json")
 _JSON = (b"content-type", b"application/json")
@@ -210,10 +212,11 @@ class HttpInbound:
 class _Exchange:
     """One request and its response."""
 
-    __slots__ = ("_protocol", "_send", "begun", "headers", "path", "receive", "scope")
+    __slots__ = ("_protocol", "_send", "_watcher", "begun", "headers", "path", "receive", "scope")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
+        self._watcher: asyncio.Task[None] | None = None
         self.receive = receive
         self._send = send
         self.headers = read_headers(scope["headers"])
@@ -245,29 +248,50 @@ class _Exchange:
         return msgspec.json.encode(request)
 
     async def watching(self, work: Awaitable[Reply]) -> Reply | None:
-        """Do the work while the caller is there; None when it hung up. Then the work is cancelled."""
-        task = asyncio.ensure_future(work)
-        watcher = asyncio.ensure_future(self._hung_up())
+        """Do the work while the caller is there; None when it hung up. Then the work is cancelled.
+
+        Most calls are answered at once. Only one that takes a while has its connection watched, which costs a task.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        gone = False
+
+        def hung_up(watcher: asyncio.Task[None]) -> None:
+            nonlocal gone
+            if not watcher.cancelled():
+                gone = True
+                if not done:
+                    task.cancel()
+
+        def watch() -> None:
+            self._watcher = asyncio.ensure_future(self._hung_up())
+            self._watcher.add_done_callback(hung_up)
+
+        done = False
+        timer = asyncio.get_running_loop().call_later(WATCH_AFTER_SECONDS, watch)
         try:
-            await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                reply = task.result()
-                if not watcher.done():
-                    # The end of the connection may have come in the same moment as the answer.
-                    await asyncio.sleep(0)
-                if watcher.done() and reply.undelivered is not None:
-                    reply.undelivered()
-                return reply
-            task.cancel()
-            await asyncio.wait((task,))
-            if not task.cancelled() and task.exception() is None and task.result().undelivered is not None:
-                task.result().undelivered()  # type: ignore[misc]
-            return None
+            reply = await work
+            done = True
+            timer.cancel()
+            if reply.undelivered is not None and await self._is_gone():
+                reply.undelivered()
+            return reply
         except asyncio.CancelledError:
-            task.cancel()
-            raise
+            if not gone or task.uncancel() > 0:
+                raise
+            return None
         finally:
-            watcher.cancel()
+            done = True
+            timer.cancel()
+            if self._watcher is not None:
+                self._watcher.cancel()
+
+    async def _is_gone(self) -> bool:
+        """Whether the caller has hung up by now: what is answered with leases must reach somebody."""
+        if self._watcher is None:
+            self._watcher = asyncio.ensure_future(self._hung_up())
+        await asyncio.sleep(0)
+        return self._watcher.done()
 
     async def _hung_up(self) -> None:
         while True:
