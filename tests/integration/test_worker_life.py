@@ -198,6 +198,35 @@ async def test_leases_in_work_outlive_a_drop_and_a_kill_of_the_node(tmp_path: Pa
             assert sorted(begun) == sorted(ids)
 
 
+async def test_what_is_begun_stays_begun_over_drops_that_come_too_fast_for_an_answer() -> None:
+    handlers = Handlers()
+    gate = asyncio.Event()
+    begun = []
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        begun.append(job.sequence_id)
+        job.report(data=1)
+        job.report(data=2)
+        await gate.wait()
+
+    async with (
+        running_node() as node,
+        network_before(node.url) as network,
+        Client(node.url) as client,
+        working(handlers, network.url),
+    ):
+        item = await client.enqueue("job", "a")
+        await reported(client, item.sequence_id, 2)
+        for _ in range(4):
+            connections = network.connections
+            network.cut()
+            await until(lambda connections=connections: network.connections > connections)  # type: ignore[misc]
+        gate.set()
+        assert (await ended(client, item.sequence_id)).attempt == 1
+        assert begun == [item.sequence_id]
+
+
 # -- a worker that sleeps ------------------------------------------------------------------------
 
 _ZOMBIE = """

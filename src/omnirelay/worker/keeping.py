@@ -127,8 +127,6 @@ class Keeper:
         self._finishing: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[Any] | None = None
         self._connected_at = 0.0
-        self._taken_in = 0
-        """How much of what was said on the stream the node has taken in for certain."""
         self.heard_at = time.monotonic()
         """When the node last answered anything."""
         self.last_error: str | None = None
@@ -214,7 +212,6 @@ class Keeper:
     async def _stream_until_gone(self, stream: StreamConnection) -> None:
         self._stream = stream
         self._connected_at = time.monotonic()
-        self._taken_in = 0
         _log.info("worker_connected", extra={"url": self._url, "peer": self._peer_id})
         self._credit = self._room() if self._taking else 0
         stream.say(
@@ -239,7 +236,7 @@ class Keeper:
                 self._start(self._give_back(kept.lease))
 
     def _known_begun(self, kept: Kept) -> bool:
-        return kept.begun and (kept.mark is None or kept.mark <= self._taken_in)
+        return kept.begun and kept.mark is None
 
     async def _poll_leases(self) -> None:
         """Ask for leases one call at a time: for networks that let no stream through."""
@@ -295,7 +292,10 @@ class Keeper:
             self._lose(kept.lease.ownership_token.lease_id)
 
     def taken_in(self, mark: int) -> None:
-        self._taken_in = max(self._taken_in, mark)
+        """The node has heard everything up to this mark. What it knows to be begun stays so over every later drop."""
+        for kept in self._kept.values():
+            if kept.mark is not None and kept.mark <= mark:
+                kept.mark = None
 
     def cancel(self, tokens: list[OwnershipToken]) -> None:
         for token in tokens:
