@@ -140,11 +140,11 @@ def fabric(count: int) -> list[ItemSpec]:
 
 
 async def owner_of_a_view(client: Client, workers: list[WorkerProcess]) -> WorkerProcess:
-    """A worker that is in the middle of something."""
+    """A worker that is in the middle of something: it has reported how far it is."""
     while True:
         for item in (await client.peek(state="leased", resource_type="view")).items:
             for worker in workers:
-                if worker.name == item.owner_peer_id:
+                if item.progress is not None and worker.name == item.owner_peer_id:
                     return worker
         await asyncio.sleep(0.02)
 

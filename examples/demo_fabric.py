@@ -109,6 +109,7 @@ async def step_of_saga(job: Job) -> None:
 @handlers.handle("view")
 async def rebuild(job: Job) -> None:
     """Long enough that a worker which is stopped meanwhile comes back as a zombie, and tries to write all the same."""
+    job.report(message="reading")
     try:
         await asyncio.sleep(0.6)
     finally:
