@@ -72,6 +72,12 @@ def test_lock_is_made_from_the_declared_dependencies() -> None:
     assert sorted(wanted) == sorted(PYPROJECT["project"]["dependencies"])
 
 
+def test_everything_optional_is_there_when_tests_run() -> None:
+    lines = (ROOT / "requirements" / "dev.in").read_text().splitlines()
+    extras = PYPROJECT["project"]["optional-dependencies"].values()
+    assert {dependency for extra in extras for dependency in extra} <= set(lines)
+
+
 @pytest.mark.parametrize("name", ["runtime.lock", "dev.lock", "bench.lock"])
 def test_locks_name_no_host(name: str) -> None:
     assert "://" not in (ROOT / "requirements" / name).read_text()
