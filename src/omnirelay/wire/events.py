@@ -9,7 +9,7 @@ import msgspec
 from omnirelay.core.events import Event
 from omnirelay.wire.instants import instant
 
-_INSTANTS = frozenset({"timestamp", "expiresAt", "notBefore", "enqueuedAt", "until", "downFrom"})
+INSTANTS = frozenset({"timestamp", "expiresAt", "notBefore", "enqueuedAt", "until", "downFrom"})
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -29,7 +29,7 @@ def readable(stored: bytes | msgspec.Raw) -> dict[str, Any]:
     """
     document: dict[str, Any] = {}
     for name, value in _fields(stored).items():
-        if name in _INSTANTS:
+        if name in INSTANTS:
             document[name] = _text(_decode(value))
         elif name == "items":
             document[name] = [readable(each) for each in _elements(value)]

@@ -1,0 +1,121 @@
+"""What each event type and each of its fields means, in words. The schema and its page take them from here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from omnirelay.errors import Internal
+
+_TYPES: Final = {
+    "Enqueue": "An item came in.",
+    "LeaseGranted": "A peer owns the item until `expiresAt`. The event's own number is the fence of the lease.",
+    "Heartbeat": "The owner is alive, and the lease lasts longer.",
+    "Completed": "The work is done. Follow-ups are the Enqueue events right behind it.",
+    "Failed": "The owner gave up. When that was the last attempt, DeadLettered follows.",
+    "DrainSnapshot": "Pending items left the shard in the answer to a drain.",
+    "RestoreSnapshot": "Items that a drain had handed out came in, whole.",
+    "Expired": "The lease ran out.",
+    "DeadLettered": "The item will not be tried again. Comes right behind the Failed or Expired event that was its end.",
+    "Redriven": "Dead items are pending again, with fresh attempts.",
+    "Released": "The item is pending again, and the attempt does not count.",
+    "Cancelled": "The item is ended without having been done.",
+    "Paused": "A resource type, a tenant, or with neither the whole shard, grants nothing for now.",
+    "Resumed": "A pause is over.",
+    "BackpressureChanged": "Intake closed because much is pending, or opened again.",
+    "LeaderElected": "A writer took the shard over. Live leases last longer by the time nobody could heartbeat.",
+    "CancelRequested": "The owner of the item is asked to stop.",
+    "DeadLetterEdited": "The payload of a dead item was replaced.",
+    "Purged": "Ended items were forgotten: named ones, or all completed and cancelled ones up to an event.",
+    "OptionsChanged": "The options of the shard are these from now on.",
+    "GenerationStarted": "History up to here is not proven complete; numbers jump ahead of it.",
+    "TimeAdvanced": "Time went by: delays ended and memories ran out, up to this instant.",
+}
+
+_FIELDS: Final = {
+    "eventType": "Name of the type.",
+    "sequenceNumber": "Place in the log of the shard. It rises by one, except at a GenerationStarted event.",
+    "timestamp": "When it happened, by the clock of the shard.",
+    "schemaVersion": "Version of the schema it was written in; 1 when it is left out in the log.",
+    "sequenceId": "The item.",
+    "sequenceIds": "The items.",
+    "payload": "The work itself.",
+    "priority": "0 to 9, 9 is the most urgent.",
+    "weight": "How much of a limit it takes up.",
+    "notBefore": "Not leased before this instant.",
+    "maxAttempts": "Most attempts of this item, when it has a number of its own.",
+    "parentSequenceId": "The item whose completion brought this one.",
+    "requestKey": "Fingerprint of the request id, by which a repeated enqueue is recognised.",
+    "LeaseGranted.requestKey": "The request id of the lease call, by which a repeated one is recognised.",
+    "payloadDigest": "Fingerprint of what was enqueued: a repeated request id with something else is refused.",
+    "peerId": "Who called, as it named itself.",
+    "LeaseGranted.peerId": "The owner, as it named itself.",
+    "principal": "Who called, as it was authenticated.",
+    "ownership": "The lease.",
+    "expiresAt": "The lease ends then, unless it is renewed.",
+    "guard": "The starvation guard chose it, although another class came first.",
+    "progress": "How far the work is, as the owner put it.",
+    "result": "What the owner left as the result.",
+    "resultEncoding": "Media type of the result.",
+    "followUpIds": "The items that this completion brought.",
+    "error": "What went wrong.",
+    "DeadLettered.error": "Why it was the last attempt.",
+    "mode": "What becomes of the item.",
+    "nextAttempt": "Number of the attempt to come, when there is one.",
+    "metadata": "What the owner said about the failure.",
+    "items": "The items, whole.",
+    "undelivered": "No sign of life ever came for this lease, so that the attempt does not count.",
+    "reason": "Why, for people.",
+    "Purged.reason": "Whether somebody asked for it, or a cap on what is remembered was reached.",
+    "resourceType": "The resource type it is about.",
+    "tenant": "The tenant it is about.",
+    "intake": "Nothing is taken in, either.",
+    "until": "The pause ends by itself then.",
+    "active": "Intake is closed.",
+    "pending": "Items that were pending.",
+    "highWatermark": "Intake closes at so many.",
+    "lowWatermark": "Intake opens again at so many.",
+    "downFrom": "The last proof that the writer before it lived.",
+    "epoch": "Number of the writer; only rises.",
+    "owner": "Name of the node that writes.",
+    "Redriven.notBefore": "Not leased before these instants, in the order of `sequenceIds`, when a rate was asked for.",
+    "endedUpTo": "Everything that ended up to this event is forgotten.",
+    "options": "All options of the shard.",
+    "generation": "Number of the generation.",
+    "nextSequenceId": "Items are numbered from here on.",
+    # members of objects
+    "payload.resourceType": "Kind of the resource.",
+    "payload.resourceId": "Which resource.",
+    "payload.partitionKey": "Key of its partition; the resource id when it is left out.",
+    "payload.payloadEncoding": "Media type of the body.",
+    "payload.body": "What the worker gets.",
+    "payload.attributes": "Names and texts that the caller added.",
+    "payload.requestId": "Id by which the caller repeats an enqueue safely.",
+    "ownership.attempt": "Which attempt of the item it is, from 1.",
+    "ownership.leaseId": "Id of the lease, a UUID.",
+    "ownership.fence": "The number that downstream stores compare. Left out in LeaseGranted, whose own number it is.",
+    "error.message": "For people.",
+    "error.code": "For programs.",
+    "items.attempt": "The attempt to come.",
+    "items.enqueuedAt": "When it first came in.",
+    "items.lastError": "Why its last attempt failed.",
+    "items.lastOwnershipToken": "Its last lease.",
+    "items.progress": "How far its last owner was.",
+    "items.attemptFloor": "Attempts made before it was last redriven; they do not count.",
+    "items.undelivered": "Leases that ran out without any sign of life.",
+}
+
+_ALIASES: Final = {"lastError": "error", "lastOwnershipToken": "ownership"}
+"""Objects that have the members of another one."""
+
+
+def meaning_of(owner: str, field: str | None = None) -> str:
+    """What an event type means, or a field of it; `owner` may be the name of an object too. Raises Internal when that
+    was never written down.
+    """
+    if field is None:
+        meaning = _TYPES.get(owner)
+    else:
+        meaning = _FIELDS.get(f"{_ALIASES.get(owner, owner)}.{field}") or _FIELDS.get(field)
+    if meaning is None:
+        raise Internal(f"nobody has written down yet what {owner}{'.' if field else ''}{field or ''} means")
+    return meaning
