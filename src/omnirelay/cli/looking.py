@@ -96,7 +96,7 @@ def _stats(stats: dict[str, Any]) -> RenderableType:
 def _pressure(signal: dict[str, Any]) -> str:
     if not signal["isActive"]:
         return f"off (on at {signal['highWatermark']} pending)"
-    return f"ON since {since(signal.get('since'))}: enqueues wait until {signal['lowWatermark']} are pending"
+    return f"ON since {since(signal.get('since'))}: {signal['reason']}"
 
 
 _BACKPRESSURE = """
@@ -112,7 +112,7 @@ def backpressure(
     namespace: Namespace = DEFAULT_NAMESPACE,
     output: Output = Format.TABLE,
 ) -> None:
-    """Say whether the intake of a shard is held back, and at how many pending items that changes."""
+    """Say whether the intake of a shard is held back, why, and at how many pending items that changes."""
     with Client(url, namespace) as client:
 
         def look() -> tuple[Any, Any, Any]:
@@ -123,6 +123,7 @@ def backpressure(
                 ("pending", signal["pendingCount"]),
                 ("on at", signal["highWatermark"]),
                 ("off at", signal["lowWatermark"]),
+                *((f"closed by {each['cause']}", each["reason"]) for each in signal.get("causes", ())),
                 ("observed", signal["observedAt"]),
             ]
             return signal, None, lambda: fields(rows)
@@ -206,10 +207,12 @@ def why(
 
 def _why(answer: dict[str, Any]) -> RenderableType | str:
     head = f"item {answer['sequenceId']} is {answer['state']}"
+    closed = f"new items are not taken in: {answer['intake']}" if answer.get("intake") else ""
     if not answer["gates"]:
-        return f"{head}: it is next"
+        return f"{head}: it is next" + (f"\n{closed}" if closed else "")
     rows = [(gate["gate"], gate["message"] + _detail(gate)) for gate in answer["gates"]]
-    return stacked(f"{head}:", table(["gate", "why"], rows))
+    gates = table(["gate", "why"], rows)
+    return stacked(f"{head}:", gates, closed) if closed else stacked(f"{head}:", gates)
 
 
 def _detail(gate: dict[str, Any]) -> str:

@@ -77,6 +77,7 @@ def shard_status(component: ResourceLeaseComponent) -> dict[str, Any]:
         return {"shard": component.namespace, "ready": False, "reason": component.starting}
     failure = shard.failure
     state = shard.state
+    pressure = views.backpressure(state)
     return {
         "shard": component.namespace,
         "ready": failure is None,
@@ -84,6 +85,7 @@ def shard_status(component: ResourceLeaseComponent) -> dict[str, Any]:
         "pending": state.pending_count,
         "active": state.leased.live,
         "deadLetters": len(state.dead),
-        "backpressure": views.backpressure(state).active,
+        "backpressure": pressure.active,
+        **({"intake": pressure.reason} if pressure.active else {}),
         "lastSequence": shard.last_sequence,
     }

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from omnirelay.core.closures import Closure
 from omnirelay.core.events import RestoredItem
 from omnirelay.core.pauses import Pause
 from omnirelay.core.payload import ErrorInfo, OwnershipToken, Payload
@@ -158,18 +159,27 @@ class WhyAnswer(msgspec.Struct, frozen=True):
     state: str
     gates: list[Gate]
     """Empty: the item is next."""
+    intake: str | None = None
+    """Why the shard takes no new items now; None while it does. No gate of this item, but of those it could bring."""
 
 
 class BackpressureSignal(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether intake is closed because much is pending, and since when."""
+    """Whether intake is closed, why, and since when."""
 
     active: bool
     pending: int
     high_watermark: int
     low_watermark: int
     since: int | None = None
-    """When it last changed; None when it never has."""
+    """When the oldest of its causes began; while intake is open, when it last changed. None when it never has."""
     shard: str = ""
+    causes: tuple[Closure, ...] = ()
+    """Everything that keeps it closed: how much is pending (`depth`), and what something else had to say."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why intake is closed, for people; None while it is open."""
+        return "; ".join(cause.reason for cause in self.causes) or None
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -170,6 +170,20 @@ class SignalBackpressure(msgspec.Struct, gc=False):
     """Write down that backpressure begins or ends, when it is time."""
 
 
+class CloseIntake(msgspec.Struct, gc=False):
+    """Something outside of the shard wants no new items; only its own OpenIntake ends that."""
+
+    cause: str
+    reason: str
+
+
+class OpenIntake(msgspec.Struct, gc=False):
+    """What a cause closed, it opens again."""
+
+    cause: str
+    reason: str | None = None
+
+
 class EnforceCaps(msgspec.Struct, gc=False):
     """Forget the oldest results and dead letters beyond their caps."""
 
@@ -206,6 +220,8 @@ Command: TypeAlias = (
     | ExpireLeases
     | AdvanceTime
     | SignalBackpressure
+    | CloseIntake
+    | OpenIntake
     | EnforceCaps
     | ElectLeader
     | StartGeneration

@@ -33,6 +33,7 @@ from omnirelay.core.rules.acknowledge import (
     decide_return,
     find_lease,
 )
+from omnirelay.core.rules.closing import decide_backpressure, decide_close, decide_open
 from omnirelay.core.rules.enqueue import decide_enqueue
 from omnirelay.core.rules.grant import (
     choose,
@@ -52,7 +53,7 @@ from omnirelay.core.rules.handling import (
     decide_redrive,
     decide_restore,
 )
-from omnirelay.core.rules.pausing import decide_backpressure, decide_pause, decide_resume
+from omnirelay.core.rules.pausing import decide_pause, decide_resume
 from omnirelay.core.rules.upkeep import (
     decide_caps,
     decide_generation,
@@ -209,6 +210,8 @@ _UPKEEP: Final[dict[type[Any], Callable[[State, Any, int], tuple[list[ev.Event],
     cmd.AdvanceTime: decide_time,
     cmd.EnforceCaps: decide_caps,
     cmd.SignalBackpressure: decide_backpressure,
+    cmd.CloseIntake: decide_close,
+    cmd.OpenIntake: decide_open,
     cmd.ElectLeader: decide_leader,
     cmd.StartGeneration: decide_generation,
 }

@@ -187,12 +187,20 @@ class Resumed(_Event):
 
 
 class BackpressureChanged(_Event):
-    """Intake closed because much is pending, or opened again."""
+    """Something closes intake, or no longer does: how much is pending, or what `cause` names.
+
+    Every cause closes and opens for itself; intake is open when none is left.
+    """
 
     active: bool
     pending: int
     high_watermark: int
     low_watermark: int
+    cause: str | None = None
+    """None: how much is pending."""
+    reason: str | None = None
+    others: list[str] | None = None
+    """The causes that keep intake closed whatever this one does."""
 
 
 class LeaderElected(_Event):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from omnirelay.core import events as ev
+from omnirelay.core.closures import Closure
 from omnirelay.core.cycle import end_lease, evolve_completed, evolve_enqueue, evolve_granted, finish
 from omnirelay.core.deadlines import Deadlines
 from omnirelay.core.items import (
@@ -387,8 +388,17 @@ def _end_pause(state: State, resource_type: str | None, tenant: str | None, now_
 
 
 def _evolve_backpressure(state: State, event: ev.BackpressureChanged) -> None:
-    state.backpressure = event.active
-    state.backpressure_at = event.timestamp
+    cause = event.cause
+    if cause is None:
+        state.backpressure = event.active
+        state.backpressure_at = event.timestamp
+        return
+    # Beside the watermarks and not in them: the cooldown of one must not hold up the other.
+    state.closures_at = event.timestamp
+    if event.active:
+        state.closures[cause] = Closure(cause, event.reason or "", event.timestamp)
+    else:
+        state.closures.pop(cause, None)
 
 
 def _evolve_options(state: State, event: ev.OptionsChanged) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from omnirelay.core.closures import Closure
 from omnirelay.core.items import (
     CANCELLED,
     COMPLETED,
@@ -97,9 +98,20 @@ class _ScheduleChunk(msgspec.Struct, array_like=True, tag="schedule"):
     records: list[_LevelRow]
 
 
+class _ClosureChunk(msgspec.Struct, array_like=True, tag="closures"):
+    """What keeps intake closed, by name. Left out while nothing from outside ever did, so that digests stay as they
+    were before there was such a thing.
+    """
+
+    records: list[Closure]
+    changed_at: int
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(Header).decode
-_decode_chunk = msgspec.msgpack.Decoder(_ItemChunk | _EndedChunk | _RequestChunk | _ScheduleChunk).decode
+_decode_chunk = msgspec.msgpack.Decoder(
+    _ItemChunk | _EndedChunk | _RequestChunk | _ScheduleChunk | _ClosureChunk
+).decode
 
 
 def digest(state: State) -> str:
@@ -136,6 +148,9 @@ def dump(state: State) -> tuple[bytes, Iterator[bytes]]:
 
 def _dump_chunks(state: State) -> Iterator[bytes]:
     yield _encode(_ScheduleChunk([_level_row(level) for level in state.schedule.levels]))
+    if state.closures_at is not None:
+        closures = [state.closures[cause] for cause in sorted(state.closures)]
+        yield _encode(_ClosureChunk(closures, state.closures_at))
     items = state.items
     for ids in _sliced(sorted(items)):
         yield _encode(_ItemChunk([record_of_item(items[sequence_id]) for sequence_id in ids]))
@@ -189,6 +204,9 @@ def load(header: bytes, chunks: Iterable[bytes]) -> State:
             elif isinstance(decoded, _ScheduleChunk):
                 levels += len(decoded.records)
                 _load_schedule(state.schedule, decoded.records)
+            elif isinstance(decoded, _ClosureChunk):
+                state.closures = {closure.cause: closure for closure in decoded.records}
+                state.closures_at = decoded.changed_at
             elif isinstance(decoded, _EndedChunk):
                 _load_ended(state, decoded.records)
             else:

@@ -13,6 +13,7 @@ Only `evolve` writes here. Everything is indexed so that no rule looks at more t
     requests   request ids of enqueues, for repeated enqueues
     grants     live leases by the request id of the lease call, for repeated lease calls
     pauses     what grants nothing for now, by scope
+    closures   what keeps intake closed besides how much is pending, by cause
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 
+from omnirelay.core.closures import Closure
 from omnirelay.core.deadlines import Deadlines
 from omnirelay.core.items import Item, Lease
 from omnirelay.core.native import mypyc_attr
@@ -83,6 +85,8 @@ class State:
     __slots__ = (
         "backpressure",
         "backpressure_at",
+        "closures",
+        "closures_at",
         "dead",
         "delayed",
         "ended",
@@ -129,8 +133,13 @@ class State:
         self.grants: dict[str, dict[int, Item]] = {}
         self.pauses: dict[str, Pause] = {}
         self.backpressure = False
+        """As many items are pending as the high watermark says, and not yet as few as the low one does."""
         self.backpressure_at: int | None = None
         """When it last changed."""
+        self.closures: dict[str, Closure] = {}
+        """What else keeps intake closed, by its name."""
+        self.closures_at: int | None = None
+        """When the last of them came or went."""
 
     def set_options(self, options: QueueOptions) -> None:
         self.options = options

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from itertools import islice
 
 from omnirelay.core.answers import BackpressureSignal, ItemView, Page, Stats
+from omnirelay.core.closures import DEPTH, Closure
+from omnirelay.core.events import BackpressureChanged
 from omnirelay.core.intake import check_required_number, refuse, request_key
 from omnirelay.core.items import COMPLETED, DEAD, DELAYED, LEASED, READY, STATE_NAMES, Item
 from omnirelay.core.payload import Caller
+from omnirelay.core.rules.closing import depth_reason
 from omnirelay.core.rules.handling import SCAN_MAX, find_item, matches
 from omnirelay.core.state import State
 from omnirelay.core.trail import Trail
@@ -157,12 +160,34 @@ def stats(state: State, now_ms: int) -> Stats:
     )
 
 
-def backpressure(state: State, shard: str = "") -> BackpressureSignal:
+def changed_backpressure(state: State, event: BackpressureChanged, shard: str) -> BackpressureSignal:
+    """What an event said of intake. Causes it only names have their reason from the state, which may be further on."""
+    known = {closure.cause: closure for closure in backpressure(state).causes}
+    names = [event.cause or DEPTH] if event.active else []
+    names += event.others or []
     return BackpressureSignal(
-        active=state.backpressure,
+        active=bool(names),
+        pending=event.pending,
+        high_watermark=event.high_watermark,
+        low_watermark=event.low_watermark,
+        since=event.timestamp,
+        shard=shard,
+        causes=tuple(known.get(name) or Closure(name, event.reason or "", event.timestamp) for name in names),
+    )
+
+
+def backpressure(state: State, shard: str = "") -> BackpressureSignal:
+    causes = tuple(state.closures.values())
+    if state.backpressure:
+        causes = (Closure(DEPTH, depth_reason(state), state.backpressure_at or 0), *causes)
+    changes = [moment for moment in (state.backpressure_at, state.closures_at) if moment is not None]
+    return BackpressureSignal(
+        active=bool(causes),
         pending=state.pending_count,
         high_watermark=state.options.high_mark,
         low_watermark=state.options.low_mark,
-        since=state.backpressure_at,
+        # The first cause closed it, the last to go opened it.
+        since=min((cause.since for cause in causes), default=max(changes, default=None)),
         shard=shard,
+        causes=causes,
     )

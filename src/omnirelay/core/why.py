@@ -19,12 +19,13 @@ from omnirelay.core.rules.selecting import guard_is_due, next_item, starving_lev
 from omnirelay.core.scopes import Scope
 from omnirelay.core.state import State
 from omnirelay.core.turns import Member, Turns
+from omnirelay.core.views import backpressure
 
 
 def why(state: State, sequence_id: int, now_ms: int) -> WhyAnswer:
     """The gates before an item; none: it is next. Raises `unknown_item`."""
     item = find_item(state, sequence_id)
-    return WhyAnswer(sequence_id, STATE_NAMES[item.state], _gates(state, item, now_ms))
+    return WhyAnswer(sequence_id, STATE_NAMES[item.state], _gates(state, item, now_ms), backpressure(state).reason)
 
 
 def _gates(state: State, item: Item, now_ms: int) -> list[Gate]:

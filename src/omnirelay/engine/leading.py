@@ -18,6 +18,9 @@ from omnirelay.log.frame import encode_frame
 
 _log = logging.getLogger("omnirelay.engine")
 
+NEW_LEADER = "a new leader looks for itself"
+"""Why a cause that had closed intake is withdrawn when a shard is taken over."""
+
 
 async def take_lead(
     log: EventLog,
@@ -35,6 +38,9 @@ async def take_lead(
         _log.warning("generation_started", extra={"shard": log.shard, "reason": acquired.unproven})
         first.append(cmd.StartGeneration(acquired.unproven, acquired.highest_known))
     first.append(cmd.ElectLeader(acquired.epoch, owner, down_from))
+    # Causes from outside held for the last leader. Those that still hold are told again; one whose origin is gone
+    # (a sink that nobody configures any more) would keep the shard closed for ever.
+    first += [cmd.OpenIntake(cause, NEW_LEADER) for cause in state.closures]
     if options is not None:
         first.append(cmd.ChangeOptions(options))
     for command in first:

@@ -207,6 +207,23 @@ class Operating:
         answer: PauseAnswer = await self._writer.command(cmd.ResumeScope(resource_type, tenant, caller))
         return answer.pauses
 
+    # -- intake --------------------------------------------------------------------------------
+
+    async def close_intake(self, cause: str, reason: str) -> bool:
+        """Take no new items until `open_intake` with the same cause; true when that is news.
+
+        Callers are refused as under any backpressure, or wait for room. What lives goes on: leases, acknowledgements,
+        retries, follow-ups. Causes do not touch each other, nor what the watermarks say. A cause holds as long as this
+        shard object leads: whoever takes the shard over starts without it and has to be told again.
+        """
+        changed: bool = await self._writer.command(cmd.CloseIntake(cause, reason))
+        return changed
+
+    async def open_intake(self, cause: str, reason: str | None = None) -> bool:
+        """Withdraw what `close_intake` said; true when that is news. Intake opens when no cause is left."""
+        changed: bool = await self._writer.command(cmd.OpenIntake(cause, reason))
+        return changed
+
     # -- looking -------------------------------------------------------------------------------
 
     async def stats(self) -> Stats:

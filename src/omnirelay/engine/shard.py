@@ -201,16 +201,16 @@ class Shard(Operating):
 
     @property
     def backpressure(self) -> BackpressureSignal:
-        """Whether intake is closed because much is pending."""
+        """Whether intake is closed, and everything that keeps it so."""
         return views.backpressure(self._writer.state, self.log.shard)
 
     def add_backpressure_listener(self, listener: BackpressureListener) -> None:
-        """Have a function called with every change of backpressure, in order, when it is durable.
+        """Have a function called with every change of backpressure, of any of its causes, in order, when it is durable.
 
         When intake is closed already, the listener hears of it at once. What it raises is logged and goes no further.
         """
         self._backpressure_listeners.append(listener)
-        if self._writer.state.backpressure:
+        if self.backpressure.active:
             self._tell(listener, self.backpressure)
 
     def add_event_listener(self, listener: EventListener) -> None:
@@ -432,14 +432,7 @@ class Shard(Operating):
     def _tell_listeners(self, events: list[Event]) -> None:
         for event in events:
             if type(event) is BackpressureChanged:
-                signal = BackpressureSignal(
-                    active=event.active,
-                    pending=event.pending,
-                    high_watermark=event.high_watermark,
-                    low_watermark=event.low_watermark,
-                    since=event.timestamp,
-                    shard=self.log.shard,
-                )
+                signal = views.changed_backpressure(self._writer.state, event, self.log.shard)
                 for listener in self._backpressure_listeners:
                     self._tell(listener, signal)
 

@@ -74,7 +74,8 @@ class ShardMeter:
             elif kind is ev.Cancelled:
                 granted.pop(event.sequence_id, None)  # type: ignore[union-attr]
             elif kind is ev.BackpressureChanged:
-                self.transitions["closed" if event.active else "open"] += 1  # type: ignore[union-attr]
+                if not event.others:  # type: ignore[union-attr]
+                    self.transitions["closed" if event.active else "open"] += 1  # type: ignore[union-attr]
 
     def _take_grant(self, event: ev.LeaseGranted, items: dict[int, Item]) -> None:
         token = event.ownership

@@ -348,6 +348,15 @@ class PurgeAnswer(Outgoing):
     purged_count: int
 
 
+class IntakeCause(Outgoing):
+    """One thing that keeps intake closed."""
+
+    cause: str
+    """`depth`: how much is pending. Else what asked for it: `replication.lag:SINK`, `replication.retention:SINK`."""
+    reason: str
+    since: Instant
+
+
 class Backpressure(Outgoing):
     is_active: bool
     pending_count: int
@@ -355,6 +364,9 @@ class Backpressure(Outgoing):
     low_watermark: int
     observed_at: Instant
     since: Instant | None = None
+    reason: str | None = None
+    """Why intake is closed, for people."""
+    causes: list[IntakeCause] = []
 
 
 class ShardStats(Outgoing):
@@ -397,6 +409,11 @@ def stats_answer(stats: answers.Stats, now_ms: int) -> StatsAnswer:
                 low_watermark=signal.low_watermark,
                 observed_at=instant(now_ms),
                 since=instant_or_none(signal.since),
+                reason=signal.reason,
+                causes=[
+                    IntakeCause(cause=each.cause, reason=each.reason, since=instant(each.since))
+                    for each in signal.causes
+                ],
             ),
             pauses=[pause_of(each) for each in stats.pauses],
         )
@@ -429,6 +446,8 @@ class WhyAnswer(Outgoing):
     sequence_id: int
     state: ItemState
     gates: list[Gate]
+    intake: str | None = None
+    """Why the shard takes no new items now, when it does not. No gate of this item, but of those it could bring."""
 
 
 def why_answer(answer: answers.WhyAnswer) -> WhyAnswer:
@@ -450,6 +469,7 @@ def why_answer(answer: answers.WhyAnswer) -> WhyAnswer:
             )
             for gate in answer.gates
         ],
+        intake=answer.intake,
     )
 
 

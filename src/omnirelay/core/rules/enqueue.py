@@ -14,7 +14,8 @@ from omnirelay.core.commands import EnqueueItems
 from omnirelay.core.intake import caller_bytes, payload_digest, request_key
 from omnirelay.core.items import size_of
 from omnirelay.core.payload import Caller, NewItem
-from omnirelay.core.rules.pausing import RETRY_AFTER_MS, check_backpressure, check_intake
+from omnirelay.core.rules.closing import check_backpressure
+from omnirelay.core.rules.pausing import RETRY_AFTER_MS, check_intake
 from omnirelay.core.state import State
 from omnirelay.errors import AlreadyExists, ResourceExhausted
 
@@ -33,7 +34,7 @@ def decide_enqueue(state: State, command: EnqueueItems, now_ms: int) -> tuple[li
     results = plan_items(state, items, now_ms, command.caller, None, state.sequence, events)
     if events and state.pauses:
         check_intake(state, items, results)
-    if events and state.backpressure:
+    if events and (state.backpressure or state.closures):
         check_backpressure(state)
     if len(events) < len(items):
         # Repeats of items that are in already need no room.

@@ -1,15 +1,15 @@
-"""Deciding about pauses and backpressure: what closes the shard, or parts of it, for a while."""
+"""Deciding about pauses: what closes the shard, or parts of it, for a while."""
 
 from __future__ import annotations
 
 from omnirelay.core import events as ev
 from omnirelay.core.answers import EnqueueResult, PauseAnswer
-from omnirelay.core.commands import PauseScope, ResumeScope, SignalBackpressure
+from omnirelay.core.commands import PauseScope, ResumeScope
 from omnirelay.core.intake import TEXT_MAX, TIME_MAX_MS, check_name, check_number, check_text, refuse
 from omnirelay.core.pauses import Pause, scope_name
 from omnirelay.core.payload import NewItem, Payload
 from omnirelay.core.state import State
-from omnirelay.errors import ResourceExhausted, Unavailable
+from omnirelay.errors import Unavailable
 
 PAUSES_MAX = 10_000
 """Most scopes that may be paused at a time."""
@@ -98,33 +98,3 @@ def check_intake(state: State, items: list[NewItem], results: list[EnqueueResult
                     retry_after_ms=RETRY_AFTER_MS,
                     index=index,
                 )
-
-
-def check_backpressure(state: State) -> None:
-    if state.backpressure:
-        options = state.options
-        raise ResourceExhausted(
-            f"{state.pending_count} items are pending; intake opens again when {options.low_mark} are left",
-            retry_after_ms=RETRY_AFTER_MS,
-            pendingCount=state.pending_count,
-            highWatermark=options.high_mark,
-            lowWatermark=options.low_mark,
-        )
-
-
-def decide_backpressure(state: State, command: SignalBackpressure, now_ms: int) -> tuple[list[ev.Event], bool]:
-    """The cooldown delays a change and never loses it: whoever asks again when it is over gets it then."""
-    due = state.backpressure_due()
-    if due is None or due > now_ms:
-        return [], False
-    options = state.options
-    return [
-        ev.BackpressureChanged(
-            sequence_number=state.sequence + 1,
-            timestamp=now_ms,
-            active=not state.backpressure,
-            pending=state.pending_count,
-            high_watermark=options.high_mark,
-            low_watermark=options.low_mark,
-        )
-    ], True
