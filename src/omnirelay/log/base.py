@@ -142,6 +142,14 @@ class LogStatistics(msgspec.Struct, frozen=True):
     """Why this object refuses every append, or None."""
 
 
+class LogSize(msgspec.Struct, frozen=True):
+    """How much of a log there is."""
+
+    events: int
+    bytes: int
+    """Of the frames that hold the events, whole."""
+
+
 class EventLog(Protocol):
     """One shard's log. Every method is safe to call from the event loop; none blocks it but `append(inline=True)`.
 
@@ -186,6 +194,10 @@ class EventLog(Protocol):
         ...
 
     async def head(self) -> Head: ...
+
+    async def size_after(self, sequence: int) -> LogSize:
+        """How much of the log is behind `sequence`; what was trimmed does not count."""
+        ...
 
     async def snapshots(self) -> list[SnapshotRecord]:
         """Newest first."""

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import threading
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from omnirelay.log.base import (
     Anchor,
     Frame,
     Head,
+    LogSize,
     LogStatistics,
     Position,
     SnapshotRecord,
@@ -201,6 +202,14 @@ class MemoryLog:
     async def head(self) -> Head:
         self._check_open()
         return self.storage.head
+
+    async def size_after(self, sequence: int) -> LogSize:
+        self._check_open()
+        with self.storage.lock:
+            frames = self.storage.frames[bisect_right(self.storage.frames, sequence, key=_last) :]
+        return LogSize(
+            sum(min(frame.count, frame.last - sequence) for frame in frames), sum(len(frame.data) for frame in frames)
+        )
 
     async def anchor(self) -> Anchor:
         self._check_open()

@@ -28,6 +28,7 @@ from omnirelay.log.base import (
     Anchor,
     Frame,
     Head,
+    LogSize,
     LogStatistics,
     Position,
     SnapshotRecord,
@@ -47,7 +48,7 @@ from omnirelay.log.sqlite.connection import (
 from omnirelay.log.sqlite.opening import open_writer
 from omnirelay.log.sqlite.paths import LogPaths
 from omnirelay.log.sqlite.reader import FrameReader, View, read_view
-from omnirelay.log.sqlite.rows import read_snapshots
+from omnirelay.log.sqlite.rows import read_size, read_snapshots
 from omnirelay.log.sqlite.verification import Verification
 from omnirelay.log.sqlite.writer import Writer
 from omnirelay.log.witness import Witness, write_witness
@@ -209,6 +210,9 @@ class SqliteLog:
 
     async def head(self) -> Head:
         return (await self._read(self._view)).head.head
+
+    async def size_after(self, sequence: int) -> LogSize:
+        return await self._read(self._query, lambda connection: read_size(connection, sequence))
 
     async def anchor(self) -> Anchor:
         return (await self._read(self._view)).anchor

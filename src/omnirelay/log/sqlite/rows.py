@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import apsw
 
 from omnirelay.errors import LogDamaged
-from omnirelay.log.base import Anchor, Frame, Head, Position, SnapshotRecord
+from omnirelay.log.base import Anchor, Frame, Head, LogSize, Position, SnapshotRecord
 from omnirelay.log.chain import Link
 from omnirelay.log.sqlite.statements import statement
 
@@ -20,11 +20,13 @@ _READ_LAST_FRAME = statement("read_last_frame")
 _LINK_BEFORE = statement("link_before")
 _CHAIN_AT = statement("chain_at")
 _READ_SNAPSHOTS = statement("read_snapshots")
+_READ_SIZE = statement("read_size")
 
 _FRAME_TYPES: Final = (int, int, int, int, int, int, bytes, bytes)
 _HEAD_TYPES: Final = (int, int, int, bytes, int, (str, type(None)), int)
 _ANCHOR_TYPES: Final = (int, bytes, int, int, int)
 _LINK_TYPES: Final = (int, bytes, int)
+_SIZE_TYPES: Final = (int, int)
 _SNAPSHOT_TYPES: Final = (int, bytes, str, str, int, int, int, int)
 
 
@@ -85,6 +87,12 @@ def position_at(connection: apsw.Connection, sequence: int, anchor: Anchor) -> P
         return Position(anchor.sequence, anchor.chain)
     row = next(_rows(connection, _CHAIN_AT, (sequence,)), None)
     return None if row is None else Position(sequence, row[0])
+
+
+def read_size(connection: apsw.Connection, after: int) -> LogSize:
+    """How many events are behind one, and the bytes of their frames."""
+    row = next(_rows(connection, _READ_SIZE, (after,)))
+    return LogSize(*_typed(row, _SIZE_TYPES, "the size of the log"))
 
 
 def read_snapshots(connection: apsw.Connection) -> list[SnapshotRecord]:

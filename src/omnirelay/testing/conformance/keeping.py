@@ -10,6 +10,7 @@ import pytest
 from omnirelay.errors import InvalidArgument, LogFenced, LogTrimmed
 from omnirelay.log import (
     FIRST_GENERATION,
+    LogSize,
     SnapshotRecord,
 )
 from omnirelay.log.failpoints import armed
@@ -73,6 +74,18 @@ class KeepingConformance:
         assert await successor.log.anchor() == anchor
         await successor.append()
         await successor.log.close()
+
+    async def test_the_size_behind_an_event_is_that_of_the_frames_that_are_left(self, store: LogStore) -> None:
+        leader = await Leader.of(store.open())
+        frames = await leader.append_many(4)  # 1..3, 4..6, 7..9, 10..12
+        sizes = [len(frame.data) for frame in frames]
+        assert await leader.log.size_after(0) == LogSize(12, sum(sizes))
+        assert await leader.log.size_after(3) == LogSize(9, sum(sizes[1:]))
+        assert await leader.log.size_after(4) == LogSize(8, sum(sizes[1:]))
+        assert await leader.log.size_after(12) == LogSize(0, 0)
+        jump = await leader.append(leader.generation_start())
+        assert await leader.log.size_after(11) == LogSize(1 + jump.count, sizes[3] + len(jump.data))
+        await leader.log.close()
 
     async def test_trimming_beyond_the_second_newest_snapshot_changes_nothing(self, store: LogStore) -> None:
         leader = await Leader.of(store.open())
