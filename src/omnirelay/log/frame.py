@@ -18,6 +18,7 @@ import msgspec
 from omnirelay.core.events import EVENT_NUMBERS, SCHEMA_VERSION, Event, GenerationStarted
 from omnirelay.errors import DataLoss, InvalidArgument, LogDamaged, LogSchemaTooNew, UnknownEvent
 from omnirelay.log.base import Frame
+from omnirelay.wire.event_upcasting import upcast
 
 
 class FrameRecord(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -63,6 +64,7 @@ _encoder: Final = msgspec.json.Encoder()
 _record_decoder: Final = msgspec.json.Decoder(FrameRecord)
 _header_decoder: Final = msgspec.json.Decoder(FrameHeader)
 _tag_decoder: Final = msgspec.json.Decoder(_Tag)
+_event_decoder: Final = msgspec.json.Decoder(Event)
 
 _sha256 = hashlib.sha256
 
@@ -146,14 +148,14 @@ def check_header(frame: Frame, *, shard: str, log_id: str) -> None:
 
 
 def decode_frame(frame: Frame, *, shard: str, log_id: str) -> list[Event]:
-    """The events of a frame, cross-checked.
+    """The events of a frame, cross-checked, those of older versions as events of today.
 
     Raises LogDamaged naming the sequence when header and columns differ, when the frame belongs to another log, or
     when sequences are not contiguous (they may jump upward at a GenerationStarted event); LogSchemaTooNew or
     UnknownEvent when a newer version wrote it.
     """
     try:
-        record = _record_decoder.decode(frame.data)
+        record = _decode_record(frame.data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _explain(frame, shard, log_id, error) from error
     _compare(frame, record, shard, log_id)
@@ -171,6 +173,21 @@ def decode_frame(frame: Frame, *, shard: str, log_id: str) -> list[Event]:
     if events[0].sequence_number != frame.first or expected != frame.last + 1:
         raise damaged_frame(frame, shard, frame.first, "has other first and last events than its header says")
     return list(events)
+
+
+def _decode_record(data: bytes) -> FrameRecord:
+    """Frames of this version in one step; only older ones are read twice."""
+    try:
+        record = _record_decoder.decode(data)
+    except msgspec.DecodeError:
+        if _header_decoder.decode(data).schema >= SCHEMA_VERSION:
+            raise
+    else:
+        if record.schema >= SCHEMA_VERSION:
+            return record
+    header = _header_decoder.decode(data)
+    events = [_event_decoder.decode(upcast(raw)) for raw in header.events]
+    return FrameRecord(**{**msgspec.structs.asdict(header), "events": events})
 
 
 def _compare(frame: Frame, header: FrameRecord | FrameHeader, shard: str, log_id: str) -> None:

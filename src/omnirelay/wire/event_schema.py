@@ -29,6 +29,7 @@ FieldKind = Literal[
     "bytes",
     "JSON",
     "map of texts",
+    "list of texts",
     "list of whole numbers",
     "list of instants",
     "object",
@@ -110,7 +111,7 @@ def flat_fields() -> tuple[FlatField, ...]:
     found: dict[str, FlatField] = {}
     for event_type in event_types():
         for path, field in _leaves(event_type.fields):
-            column = _COLUMNS.get((event_type.name, field.name), _column(path))
+            column = column_of(event_type.name, *path)
             known = found.get(column)
             if known is None:
                 types: tuple[str, ...] = (event_type.name,)
@@ -133,7 +134,11 @@ def _leaves(fields: tuple[EventField, ...]) -> list[tuple[tuple[str, ...], Event
     return leaves
 
 
-def _column(path: tuple[str, ...]) -> str:
+def column_of(event_type: str, *path: str) -> str:
+    """The name of a field in a flat form; `path` are its names in JSON, from the event to it."""
+    named = _COLUMNS.get((event_type, path[-1])) if len(path) == 1 else None
+    if named is not None:
+        return named
     *owners, name = (snake(each) for each in path)
     # `payload.payloadEncoding` need not say it twice.
     return "_".join((*owners, name.removeprefix("".join(f"{owner}_" for owner in owners))))
@@ -201,6 +206,8 @@ def _kind(name: str, shape: inspect.Type) -> FieldKind:
             return "JSON" if name in _NOT_LOOKED_INTO else "object"
         case inspect.ListType(item_type=inspect.IntType()):
             return "list of instants" if name in INSTANTS else "list of whole numbers"
+        case inspect.ListType(item_type=inspect.StrType()):
+            return "list of texts"
         case inspect.ListType(item_type=inspect.StructType()):
             return "list of objects"
         case inspect.DictType(value_type=inspect.StrType()):

@@ -30,17 +30,63 @@ def readable(stored: bytes | msgspec.Raw) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for name, value in _fields(stored).items():
         if name in INSTANTS:
-            document[name] = _text(_decode(value))
+            document[name] = _text(value)
         elif name == "items":
-            document[name] = [readable(each) for each in _elements(value)]
+            document[name] = _items(value)
         else:
             document[name] = value
     return document
 
 
-def _text(value: Any) -> Any:
-    if isinstance(value, int):
-        return instant(value)
-    if isinstance(value, list):  # `Redriven.notBefore` runs beside its ids.
-        return [_text(each) for each in value]
+def _text(value: msgspec.Raw) -> Any:
+    """Instants as text; what cannot be one, because a newer version means something else by the name, as it is."""
+    try:
+        found = _decode(value)
+        if type(found) is int:
+            return instant(found)
+        if type(found) is list and all(type(each) is int for each in found):  # `Redriven.notBefore`
+            return [instant(each) for each in found]
+    except OverflowError:
+        return value
     return value
+
+
+def _items(value: msgspec.Raw) -> Any:
+    try:
+        return [readable(each) for each in _elements(value)]
+    except msgspec.ValidationError:
+        return value
+
+
+def document_of(
+    stored: bytes | msgspec.Raw, *, shard: str, region: str | None, pending: int | None, active: int | None
+) -> dict[str, Any]:
+    """A stored event as it leaves the node: readable, with `metadata` about the queue, the shard and the node."""
+    document = readable(stored)
+    document.setdefault("schemaVersion", 1)
+    metadata = _members(document.get("metadata"))
+    if metadata is None:
+        return document  # A newer version keeps something else there; that goes before what we would add.
+    metadata["shard.id"] = shard
+    if region is not None:
+        metadata["region"] = region
+    if pending is not None:
+        metadata["queue.pending"] = str(pending)
+    if active is not None:
+        metadata["queue.active"] = str(active)
+    if "principal" in document:
+        metadata["rpc.principal"] = document["principal"]
+    if "principalThumbprint" in document:
+        metadata["rpc.principal_thumbprint"] = document["principalThumbprint"]
+    document["metadata"] = metadata
+    return document
+
+
+def _members(stored: msgspec.Raw | None) -> dict[str, Any] | None:
+    """The members of an object, undecoded; none when it is missing. None when it is no object at all."""
+    if stored is None or bytes(stored) == b"null":
+        return {}
+    try:
+        return dict(_fields(stored))
+    except msgspec.ValidationError:
+        return None
