@@ -114,7 +114,7 @@ class StreamConnection(WebSocketLink):
 
     def __init__(self, url: str, headers: dict[str, str], pushed: Pushed | None, on_gone: Callable[[], None]) -> None:
         # An answer is as large as what was asked for.
-        super().__init__(ClientProtocol(parse_uri(url), max_size=None))
+        super().__init__(ClientProtocol(parse_uri(url), max_size=None), size_max=None)
         self._extra_headers = headers
         self._pushed = pushed
         self._tell_gone = on_gone

@@ -1,4 +1,5 @@
-"""WebSocket connections, both ends, on the protocol engine of the `websockets` library.
+"""WebSocket connections, both ends, on the protocol engine of the `websockets` library; see `websocket_frames` for what
+goes past it.
 
 A link is an asyncio protocol without tasks of its own: what comes in is handed on at once, what goes out is written at
 once. A peer that is silent for too long or does not read is dropped, so that nobody waits for it.
@@ -23,6 +24,7 @@ from omnirelay.rpc.sessions import NORMAL, RESTARTING, Session
 from omnirelay.rpc.statuses import http_status
 from omnirelay.transport.http_headers import error_body, error_headers, request_meta
 from omnirelay.transport.origins import check_origin
+from omnirelay.transport.websocket_frames import FrameReader, MaskedFrames, text_frame
 
 _log = logging.getLogger("omnirelay.transport")
 
@@ -34,6 +36,7 @@ PING_SECONDS = 20.0
 UNREAD_SECONDS_MAX = 30.0
 """How long a peer may leave everything unread, or say nothing at all although it was asked."""
 CLOSE_SECONDS_MAX = 2.0
+HEAD_END = b"\r\n\r\n"
 
 
 class WebSocketLink(asyncio.Protocol):
@@ -43,8 +46,15 @@ class WebSocketLink(asyncio.Protocol):
     silence_seconds_max = PING_SECONDS + UNREAD_SECONDS_MAX
     """A peer that has said nothing for so long, although it was asked, is not there any more."""
 
-    def __init__(self, engine: ServerProtocol | ClientProtocol) -> None:
+    def __init__(self, engine: ServerProtocol | ClientProtocol, *, size_max: int | None) -> None:
         self._engine = engine
+        self._frames = FrameReader(masked=isinstance(engine, ServerProtocol), size_max=size_max)
+        self._frame_of = text_frame if isinstance(engine, ServerProtocol) else MaskedFrames().text_frame
+        self._shaking_hands = True
+        self._head_tail = b""
+        """The last bytes of a head that has not ended yet."""
+        self._over = False
+        """The peer has closed, or has broken the protocol: what follows is the engine's to judge."""
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._parts: list[bytes] = []
@@ -84,8 +94,7 @@ class WebSocketLink(asyncio.Protocol):
             # Looked at before and not after: one answer may be as large as the peer asked for.
             self._drop("it leaves too much unread")
             return
-        self._engine.send_text(data)
-        self._write()
+        self._transport.write(self._frame_of(data))
 
     def close(self, code: int = NORMAL, reason: str = "") -> None:
         if not self._gone and self._engine.state is State.OPEN:
@@ -109,6 +118,34 @@ class WebSocketLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
+        if self._shaking_hands:
+            data = self._take_head(data)
+            if not data:
+                return
+        for part, is_message in self._frames.take(data):
+            if self._over or not is_message:
+                self._take_unusual(part)
+            else:
+                self.on_message(part)
+
+    def _take_head(self, data: bytes) -> bytes:
+        """Give the engine the head of the handshake; returns what came behind it."""
+        seen = self._head_tail + data
+        end = seen.find(HEAD_END)
+        if end < 0:
+            self._head_tail = seen[-len(HEAD_END) + 1 :]
+            self._take_unusual(data)
+            return b""
+        cut = end + len(HEAD_END) - len(self._head_tail)
+        self._take_unusual(data[:cut])
+        if self._engine.state is State.OPEN:
+            self._shaking_hands = False
+            return data[cut:]
+        if cut < len(data):
+            self._take_unusual(data[cut:])  # The body of a refusal.
+        return b""
+
+    def _take_unusual(self, data: bytes) -> None:
         engine = self._engine
         engine.receive_data(data)
         for event in engine.events_received():
@@ -116,6 +153,7 @@ class WebSocketLink(asyncio.Protocol):
                 self._on_frame(event)
             else:
                 self.on_handshake(cast(Request | Response, event))
+        self._over = engine.close_rcvd is not None or engine.parser_exc is not None
         self._write()
 
     def eof_received(self) -> None:
@@ -140,9 +178,7 @@ class WebSocketLink(asyncio.Protocol):
     # -- inside --------------------------------------------------------------------------------
 
     def _on_frame(self, frame: Frame) -> None:
-        if frame.opcode in (Opcode.TEXT, Opcode.BINARY) and frame.fin:
-            self.on_message(bytes(frame.data))
-        elif frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+        if frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
             self._parts.append(bytes(frame.data))
             if frame.fin:
                 message, self._parts = b"".join(self._parts), []
@@ -190,7 +226,7 @@ class WebSocketInbound(WebSocketLink):
     """The server's end: one duplex call of a dispatcher. uvicorn makes one when a connection is upgraded."""
 
     def __init__(self, dispatcher: Dispatcher, server_state: Any, same_origin_only: bool) -> None:
-        super().__init__(ServerProtocol(max_size=MESSAGE_MAX))
+        super().__init__(ServerProtocol(max_size=MESSAGE_MAX), size_max=MESSAGE_MAX)
         self._dispatcher = dispatcher
         self._same_origin_only = same_origin_only
         self._server_state = server_state
