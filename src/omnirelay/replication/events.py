@@ -26,6 +26,8 @@ class ReplicatedEvent(msgspec.Struct, frozen=True, gc=False):
     region: str
     pending: int | None = None
     active: int | None = None
+    frame: Frame | None = None
+    """The commit it is part of, for sinks that keep whole frames; the same object for all events of one."""
 
     def document(self) -> dict[str, Any]:
         """The event with instants as text, and `metadata` about the queue, the shard and the node."""
@@ -90,6 +92,7 @@ def events_of_frame(frame: Frame, region: str, after: int = 0) -> list[Replicate
                     region,
                     header.pending,
                     header.active,
+                    frame,
                 )
             )
         previous = max(previous, tag.sequence_number)

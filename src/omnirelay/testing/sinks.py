@@ -18,10 +18,13 @@ from pathlib import Path
 
 import msgspec
 
+from omnirelay.log.base import Frame
+from omnirelay.log.frame import chain_of, genesis_chain, header_prefix
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.sinks import ReplicationSink
 
 SHARD = "jobs"
+LOG_ID = "made-by-the-conformance-suite"
 GENERATION_JUMP = 1 << 32
 
 
@@ -54,11 +57,31 @@ def made_event(sequence: int, *, previous: int | None = None, event_type: str = 
 def made_events(count: int) -> list[ReplicatedEvent]:
     """The events 1 to `count`, and two more behind the jump of a new generation."""
     first = count + GENERATION_JUMP
-    return [
+    events = [
         *(made_event(sequence) for sequence in range(1, count + 1)),
         made_event(first, previous=count, event_type="GenerationStarted"),
         made_event(first + 1),
     ]
+    chain = genesis_chain(SHARD, LOG_ID)
+    framed = []
+    for event in events:
+        frame = _frame_of(event, chain)
+        chain = frame.chain
+        framed.append(msgspec.structs.replace(event, frame=frame))
+    return framed
+
+
+def _frame_of(event: ReplicatedEvent, chain: bytes) -> Frame:
+    """The event as a commit of its own, linked to the one before it."""
+    sequence, generation = event.sequence, 1 + event.sequence // GENERATION_JUMP
+    frame = Frame(sequence, sequence, 1, 1, generation, event.timestamp, b"")
+    data = b'%b%b],"pending":%d,"active":%d}' % (
+        header_prefix(frame, SHARD, LOG_ID),
+        event.data,
+        event.pending or 0,
+        event.active or 0,
+    )
+    return msgspec.structs.replace(frame, data=data, chain=chain_of(chain, data))
 
 
 class SinkConformance:

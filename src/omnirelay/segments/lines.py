@@ -1,0 +1,88 @@
+"""Segments as lines of JSON: one event each, as every reader outside gets it.
+
+The first event of a frame has two members more: `frame`, the stored bytes of the frame as text, and `chain`, the hash
+behind it in hexadecimal. With them the lines can be checked, and put back into a log, as Parquet can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from omnirelay.errors import LogDamaged
+from omnirelay.log.base import Frame
+from omnirelay.log.frame import decode_header
+from omnirelay.wire.events import document_of
+
+_CODEC: Final = "zstd"
+_encode = msgspec.json.Encoder().encode
+
+
+class _FrameLine(msgspec.Struct):
+    """What a line that begins a frame says about it."""
+
+    frame: str | None = None
+    chain: str | None = None
+
+
+_read_line = msgspec.json.Decoder(_FrameLine).decode
+
+
+def encode_lines(frames: Sequence[Frame], region: str | None) -> bytes:
+    """Lines of whole frames, compressed. Blocking and long: call it in a thread."""
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, _CODEC) as stream:
+        for frame in frames:
+            stream.write(b"".join(lines_of_frame(frame, region)))
+    return out.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def lines_of_frame(frame: Frame, region: str | None) -> list[bytes]:
+    """One line per event, each with its line feed."""
+    header = decode_header(frame.data)
+    documents = [
+        document_of(raw, shard=header.shard, region=region, pending=header.pending, active=header.active)
+        for raw in header.events
+    ]
+    documents[0]["frame"] = frame.data.decode()
+    documents[0]["chain"] = frame.chain.hex()
+    return [_encode(document) + b"\n" for document in documents]
+
+
+def merge_lines(objects: Sequence[bytes]) -> bytes:
+    """The lines of several segments as those of one."""
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, _CODEC) as stream:
+        for data in objects:
+            stream.write(_text(data))
+    return out.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def _text(data: bytes) -> bytes:
+    return pa.CompressedInputStream(pa.BufferReader(data), _CODEC).read()  # type: ignore[no-any-return]
+
+
+def decode_lines(data: bytes) -> list[Frame]:
+    """The frames of a segment. Raises ValueError for what is no segment."""
+    try:
+        lines = [_read_line(line) for line in _text(data).split(b"\n")[:-1]]
+    except (pa.ArrowException, OSError, msgspec.DecodeError) as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+    starts = [at for at, line in enumerate(lines) if line.frame is not None]
+    if lines and starts[:1] != [0]:
+        raise ValueError("it does not begin with a frame")
+    ends = [*starts[1:], len(lines)]
+    return [_frame(lines[start], end - start) for start, end in zip(starts, ends, strict=True)]
+
+
+def _frame(line: _FrameLine, count: int) -> Frame:
+    data = (line.frame or "").encode()
+    try:
+        header = decode_header(data)
+        chain = bytes.fromhex(line.chain or "")
+    except LogDamaged as error:
+        raise ValueError(error.message) from None
+    return Frame(header.first, header.last, count, header.epoch, header.generation, header.time, data, chain)

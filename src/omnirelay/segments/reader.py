@@ -1,0 +1,113 @@
+"""`SegmentReader`: frames, events and Arrow batches out of the segments of a shard, as the newest manifest lists them.
+
+Segments may be compacted and dropped while somebody reads. Dropped objects stay for a while, so that hardly anybody
+notices; who is slower than that looks at the newest manifest and goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+from omnirelay.errors import LogTrimmed, NotFound
+from omnirelay.log.base import Frame
+from omnirelay.segments.archive import Archive
+from omnirelay.segments.errors import ObjectMissing, SegmentsDamaged
+from omnirelay.segments.manifest import Entry, Manifest, segment_key
+from omnirelay.segments.segment import decode_segment
+from omnirelay.segments.store import ObjectStore
+from omnirelay.segments.threads import in_thread
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+async def load_frames(archive: Archive, manifest: Manifest, entry: Entry) -> list[Frame]:
+    """The frames of one segment, checked. Raises ObjectMissing, SegmentsDamaged."""
+    data = await archive.store.get(segment_key(archive.shard, entry.name))
+    return await in_thread(decode_segment, entry, data, shard=archive.shard, log_id=manifest.log_id)
+
+
+async def shards_in(store: ObjectStore) -> list[str]:
+    """The shards that have segments in a store."""
+    listed = await store.list("")
+    found = {each.key.partition("/manifest/")[0] for each in listed if "/manifest/" in each.key}
+    return sorted(found)
+
+
+class SegmentReader:
+    """Reads only; any number of readers may, while somebody writes."""
+
+    def __init__(self, store: ObjectStore, shard: str) -> None:
+        self.archive = Archive(store, shard)
+        self.shard = shard
+
+    async def manifest(self) -> Manifest:
+        """The newest. Raises NotFound when this shard has no segments here."""
+        manifest = await self.archive.newest()
+        if manifest is None:
+            raise NotFound(
+                f"there are no segments of {self.shard!r} in {self.archive.store.address}",
+                code="error.segments.none",
+                shard=self.shard,
+            )
+        return manifest
+
+    async def segments(self, first: int = 1, last: int | None = None) -> list[Entry]:
+        """The segments that hold an event from `first` to `last`, in order."""
+        manifest = await self.manifest()
+        return [entry async for entry in self.archive.segments(manifest, first, last)]
+
+    async def frames(self, first: int | None = None, last: int | None = None) -> AsyncIterator[Frame]:
+        """Frames that hold an event from `first` (None: what there is) to `last`, in order, checked.
+
+        Raises LogTrimmed when `first` was dropped, SegmentsDamaged naming segment and place.
+        """
+        async for _, frames in self._pieces(first, last):
+            for frame in frames:
+                yield frame
+
+    async def batches(
+        self, first: int | None = None, last: int | None = None, columns: Sequence[str] | None = None
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """Events as Arrow, one batch per segment, in the schema of segments or only these `columns`."""
+        from omnirelay.segments.arrow import frames_to_arrow
+        from omnirelay.segments.ranges import rows_between
+
+        async for _, frames in self._pieces(first, last):
+            batch = await in_thread(frames_to_arrow, frames, None)
+            batch = rows_between(batch, first, last)
+            yield batch if columns is None else batch.select(list(columns))
+
+    async def _pieces(self, first: int | None, last: int | None) -> AsyncIterator[tuple[Entry, list[Frame]]]:
+        manifest = await self.manifest()
+        at = manifest.anchor.sequence + 1 if first is None else first
+        if at <= manifest.anchor.sequence:
+            raise LogTrimmed(
+                f"the segments of {self.shard!r} begin behind event {manifest.anchor.sequence}, {at} is not there",
+                shard=self.shard,
+                sequence=at,
+                found=manifest.anchor.sequence,
+            )
+        while True:
+            try:
+                async for entry in self.archive.segments(manifest, at, last):
+                    frames = await load_frames(self.archive, manifest, entry)
+                    wanted = [frame for frame in frames if frame.last >= at and (last is None or frame.first <= last)]
+                    if wanted:
+                        yield entry, wanted
+                    at = entry.last + 1
+                return
+            except ObjectMissing as error:
+                newer = await self.manifest()
+                if newer.version == manifest.version:
+                    raise self._gone(error, at) from error
+                manifest = newer
+
+    def _gone(self, error: ObjectMissing, at: int) -> SegmentsDamaged:
+        return SegmentsDamaged(
+            f"{error.message}, although the manifest of {self.shard!r} lists it",
+            shard=self.shard,
+            segment=str(error.details.get("key")),
+            sequence=at,
+        )

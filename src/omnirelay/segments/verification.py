@@ -1,0 +1,99 @@
+"""Proving segments: every object that the manifest lists is what was written, and together they are one history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from omnirelay.log.base import Position
+from omnirelay.log.chain import Link
+from omnirelay.segments.errors import ObjectMissing
+from omnirelay.segments.manifest import Entry, Manifest, segment_key
+from omnirelay.segments.parquet import check_columns
+from omnirelay.segments.reader import SegmentReader, load_frames
+from omnirelay.segments.segment import damaged, format_of
+from omnirelay.segments.store import ObjectStore
+from omnirelay.segments.threads import in_thread
+
+
+class SegmentsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `verify` walked over. There is one only when everything checked out."""
+
+    shard: str
+    log_id: str
+    version: int
+    """Of the manifest."""
+    anchored: bool
+    """False: the first frame's own chain had to be taken as it is, because nothing before it was ever here."""
+    begin: int
+    """The last event before the first segment: nothing up to here could be checked."""
+    position: Position
+    generation: int
+    epoch: int
+    segments: int
+    frames: int
+    events: int
+    bytes: int
+    """Of the objects."""
+
+
+async def verify(store: ObjectStore, shard: str, progress: Callable[[int, int], None] | None = None) -> SegmentsReport:
+    """Read and check everything; `progress(segments done, segments in all)` is called on the event loop.
+
+    Each segment: the bytes against the digest in the manifest, every frame against the chain, the columns against the
+    frames. Between them: each begins where the one before it ends. Raises SegmentsDamaged naming the first bad segment
+    and event, NotFound when there are no segments.
+    """
+    reader = SegmentReader(store, shard)
+    manifest = await reader.manifest()
+    link = manifest.anchor.link()
+    done = frames = events = size = 0
+    async for entry in reader.archive.segments(manifest):
+        link = await _verified(reader, manifest, entry, link)
+        done += 1
+        frames += entry.frames
+        events += entry.events
+        size += entry.bytes
+        if progress is not None:
+            progress(done, manifest.segments)
+    return SegmentsReport(
+        shard=shard,
+        log_id=manifest.log_id,
+        version=manifest.version,
+        anchored=manifest.anchor.chain is not None,
+        begin=manifest.anchor.sequence,
+        position=Position(manifest.last, b"" if link is None else link.chain),
+        generation=manifest.anchor.generation if link is None else link.generation,
+        epoch=manifest.epoch,
+        segments=done,
+        frames=frames,
+        events=events,
+        bytes=size,
+    )
+
+
+async def _verified(reader: SegmentReader, manifest: Manifest, entry: Entry, link: Link | None) -> Link:
+    shard = reader.shard
+    if entry.before.link() != link:
+        expected = manifest.anchor.sequence if link is None else link.sequence
+        raise damaged(
+            shard,
+            entry,
+            entry.first,
+            f"follows event {entry.before.sequence}, but {expected} comes before it: segments are missing, or not of"
+            " one history",
+        )
+    try:
+        loaded = await load_frames(reader.archive, manifest, entry)
+        if format_of(entry.name) == "parquet":
+            data = await reader.archive.store.get(segment_key(shard, entry.name))
+            await in_thread(check_columns, data, loaded)
+    except ObjectMissing:
+        raise damaged(shard, entry, entry.first, "is missing, although the manifest lists it") from None
+    except ValueError as error:
+        raise damaged(shard, entry, entry.first, f"says something else in its columns: {error}") from None
+    counted = (len(loaded), sum(frame.count for frame in loaded))
+    if counted != (entry.frames, entry.events):
+        raise damaged(shard, entry, entry.first, f"holds {counted[0]} frames and {counted[1]} events, not as listed")
+    return entry.end
