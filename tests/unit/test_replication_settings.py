@@ -89,8 +89,14 @@ def test_the_environment_reaches_a_sink(config: Config) -> None:
     ("text", "problem"),
     [
         ("[sinks.a]\nkind='file'\npaht='x'", "3: sinks.a.paht is not a known key; did you mean path?"),
-        ("[sinks.a]\nkind='fil'", '2: sinks.a.kind is "fil", must be one of file, sqlite, webhook, governance, memory'),
-        ("[sinks.a]\npath='x'", "1: sinks.a.kind is missing: file, sqlite, webhook, governance, memory"),
+        (
+            "[sinks.a]\nkind='fil'",
+            '2: sinks.a.kind is "fil", must be one of file, sqlite, webhook, postgres, nats, kafka, otel, ',
+        ),
+        (
+            "[sinks.a]\npath='x'",
+            "1: sinks.a.kind is missing: file, sqlite, webhook, postgres, nats, kafka, otel, governance, memory",
+        ),
         ("[sinks.a]\nkind='webhook'", "1: sinks.a.url is missing: where shall deliveries go?"),
         (
             "[sinks.a]\nkind='webhook'\nurl='ftp://me:secret@x'",
@@ -118,6 +124,43 @@ def test_the_environment_reaches_a_sink(config: Config) -> None:
         ("[sinks.a]\nkind='webhook'\nurl='http://x'\nheaders={a=1}", "4: sinks.a.headers.a is 1, must be text"),
         ("[log]\nlinger='1s'", "2: log.linger is not a known key; it belongs in [sinks.NAME]"),
         ("[shards.a]\nnamespace='replication'", "1: shards.a has the namespace replication, which is the node's own"),
+        ("[sinks.a]\nkind='postgres'", "1: sinks.a.url is missing: where shall deliveries go?"),
+        (
+            "[sinks.a]\nkind='postgres'\nurl='http://x'",
+            '3: sinks.a.url is "http", must be an address that begins with postgresql:// or postgres://',
+        ),
+        *(
+            (f"[sinks.a]\nkind='{kind}'\nurl='{url}'", "3: sinks.a.url holds a password, which everybody who sees")
+            for kind, url in (
+                ("postgres", "postgresql://me:hidden@x/y"),
+                ("postgres", "postgresql://me@x/y?sslmode=require&password=hidden"),
+                ("nats", "nats://me:hidden@x:4222"),
+                ("governance", "nats://me:hidden@x:4222"),
+            )
+        ),
+        (
+            "[sinks.a]\nkind='nats'\nurl='nats://x'\nsubject='a..b'",
+            '4: sinks.a.subject is "a..b", must be words of letters, digits, dashes and underscores, with dots between',
+        ),
+        ("[sinks.a]\nkind='nats'\nurl='nats://x'\nstream='a.b'", '4: sinks.a.stream is "a.b", must be letters, '),
+        ("[sinks.a]\nkind='nats'\nurl='nats://x'\ntopic='t'", '4: sinks.a.topic does not go with kind = "nats"'),
+        ("[sinks.a]\nkind='kafka'\nurl='kafka://x'\ntopic='a b'", '4: sinks.a.topic is "a b", must be 1 to 249'),
+        (
+            "[sinks.a]\nkind='kafka'\nurl='kafka://x'\nproperties={acks='1'}",
+            "4: sinks.a.properties.acks is always all here: without it events get lost or repeated",
+        ),
+        (
+            "[sinks.a]\nkind='kafka'\nurl='kafka://x'\nproperties={'sasl.password'='hidden'}",
+            '4: sinks.a.properties."sasl.password" is a secret: a file holds it',
+        ),
+        (
+            "[sinks.a]\nkind='governance'\nurl='nats://x'\nsecret_file='y'",
+            '4: sinks.a.secret_file does not go with kind = "governance", url = nats://…',
+        ),
+        (
+            "[sinks.a]\nkind='governance'\nsubject='y'",
+            '3: sinks.a.subject does not go with kind = "governance"',
+        ),
         ("sinks = 5", "1: sinks is 5, must be tables: [sinks.NAME]"),
         ("[sinks]\na = 5", "2: sinks.a is 5, must be a table: settings of a sink stand in [sinks.NAME]"),
     ],

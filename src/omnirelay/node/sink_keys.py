@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import msgspec
 
-from omnirelay.node.keys import Key, anything, between, by_name, key_for
-from omnirelay.node.kinds import AnyTable, Auto, Choice, Duration, Kind, Size, Switch, Text, Texts, TextTable, Whole
+from omnirelay.node.keys import Key, anything, between, by_name, key_for, key_of_field
+from omnirelay.node.kinds import (
+    AnyTable,
+    Auto,
+    Choice,
+    Duration,
+    Kind,
+    Size,
+    Switch,
+    Text,
+    Texts,
+    TextTable,
+    Whole,
+    Wrong,
+)
 from omnirelay.node.kinds import refused as refused_value
+from omnirelay.node.toml_text import toml_key, toml_value
+from omnirelay.replication.addresses import (
+    SCHEMES,
+    governance_target,
+    holds_password,
+    is_address,
+    property_problems,
+    scheme_of,
+    schemes_in_words,
+)
 from omnirelay.replication.settings import (
     OWN_KINDS,
     FollowSettings,
     OnRefusal,
+    OnRetentionExceeded,
     SinkSettings,
     is_table_name,
     kind_names,
 )
 
+_SUBJECT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_STREAM = re.compile(r"[A-Za-z0-9_-]{1,255}")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _DAY = 86_400_000
 _COUNT = 1 << 40
 
@@ -39,10 +67,25 @@ def _file(kind: Kind, value: str, written: object) -> None:
         raise refused_value(value, "the path of a file")
 
 
-def _url(kind: Kind, value: str, written: object) -> None:
-    if not value.startswith(("http://", "https://")):
-        # A URL may hold a password: only the scheme is repeated.
-        raise refused_value(value.split(":")[0], "an address that begins with http:// or https://")
+def _subject(kind: Kind, value: str, written: object) -> None:
+    if not _SUBJECT.fullmatch(value):
+        raise refused_value(value, "words of letters, digits, dashes and underscores, with dots between them")
+
+
+def _stream(kind: Kind, value: str, written: object) -> None:
+    if not _STREAM.fullmatch(value):
+        raise refused_value(value, "letters, digits, dashes and underscores")
+
+
+def _topic(kind: Kind, value: str, written: object) -> None:
+    if not _TOPIC.fullmatch(value) or value in (".", ".."):
+        raise refused_value(value, "1 to 249 letters, digits, dots, dashes and underscores")
+
+
+def _properties(kind: Kind, value: Mapping[str, str], written: object) -> None:
+    problems = property_problems(value)
+    if problems:
+        raise Wrong([(f".{toml_key([name])}", what) for name, what in problems])
 
 
 def _table(kind: Kind, value: str, written: object) -> None:
@@ -59,7 +102,7 @@ _KIND_KEY = Key(
     field="kind",
     kind=Text(),
     default=None,
-    description="file, sqlite, webhook, governance, memory, or one that an installed package brings.",
+    description=f"{', '.join(OWN_KINDS)}, or one that an installed package brings.",
     check=_name,
 )
 
@@ -69,9 +112,17 @@ _OWN_KEYS = [
     key_for(_SINK, "path", Auto(Text()), _path, 'Directory of its files, below node.data; "auto" is sinks/NAME.'),
     key_for(_SINK, "rotate_bytes", Size(), between(1, _COUNT), "Size beyond which a new file begins."),
     key_for(_SINK, "table", Text(), _table, "Name of the table."),
-    key_for(_SINK, "url", Text(), _url, "Where deliveries are POSTed to."),
+    key_for(_SINK, "url", Text(), anything, "Address of the target; what it may begin with depends on the kind."),
     key_for(_SINK, "secret_file", Text(), _file, "File with the key of the signature, below node.data."),
     key_for(_SINK, "headers", TextTable(), anything, "Headers that are sent along."),
+    key_for(_SINK, "password_file", Text(), _file, "File with the password or token for the target, below node.data."),
+    key_for(_SINK, "subject", Auto(Text()), _subject, "What subjects of NATS begin with; that of the shard follows."),
+    key_for(_SINK, "stream", Auto(Text()), _stream, "Stream of JetStream that keeps the subjects."),
+    key_for(_SINK, "create", Switch(), anything, "Whether a stream that is missing is made."),
+    key_for(_SINK, "topic", Auto(Text()), _topic, "Topic of Kafka."),
+    key_for(
+        _SINK, "properties", TextTable(), _properties, "More settings of the Kafka producer, by librdkafka's names."
+    ),
     key_for(_SINK, "options", AnyTable(), anything, "What a kind of another package is given."),
 ]
 
@@ -92,20 +143,60 @@ _FOLLOW_KEYS = [
     ),
     key_for(_FOLLOW, "refusals_max", Whole(), between(1, 1_000), "Refused so often, an event is parked."),
     key_for(_FOLLOW, "required", Switch(), anything, "The log keeps what this sink has not confirmed."),
+    key_for(
+        _FOLLOW,
+        "lag_events_max",
+        Whole(),
+        between(0, _COUNT),
+        "A required sink that is behind by more events closes intake. 0: never.",
+    ),
+    key_for(
+        _FOLLOW,
+        "lag_max_ms",
+        Duration(),
+        between(0, 365 * _DAY),
+        "A required sink that has been behind for longer closes intake. 0: never.",
+    ),
+    key_for(
+        _FOLLOW,
+        "max_retained_bytes",
+        Size(),
+        between(0, 1 << 50),
+        "Most bytes of the log that a required sink may leave unconfirmed. 0: any.",
+    ),
+    key_for(
+        _FOLLOW,
+        "on_retention_exceeded",
+        Choice(*get_args(OnRetentionExceeded)),
+        anything,
+        "Whether a sink beyond max_retained_bytes closes intake, or is no longer required until it is down to half.",
+    ),
 ]
 
 SINK_KEYS: Final = {"kind": _KIND_KEY, **by_name(_OWN_KEYS), **by_name(_FOLLOW_KEYS)}
 
 _FOLLOW_FIELDS = frozenset(key.field for key in _FOLLOW_KEYS)
+_REQUIRED = frozenset({"lag_events_max", "lag_max_ms", "max_retained_bytes", "on_retention_exceeded"})
+"""What is asked of a required sink."""
 _POSTED = frozenset({"url", "secret_file", "headers"})
 _KEYS_OF_KINDS: Final[Mapping[str, frozenset[str]]] = {
     "file": frozenset({"path", "rotate_bytes"}),
     "sqlite": frozenset({"path", "table"}),
     "webhook": _POSTED,
-    "governance": _POSTED | {"path", "rotate_bytes"},
+    "postgres": frozenset({"url", "password_file", "table"}),
+    "nats": frozenset({"url", "password_file", "subject", "stream", "create"}),
+    "kafka": frozenset({"url", "password_file", "topic", "properties"}),
+    "otel": frozenset({"url", "headers"}),
     "memory": frozenset(),
 }
-_ANY_OF_A_KIND = frozenset({"path", "rotate_bytes", "table", "options"}) | _POSTED
+_ANY_OF_A_KIND = frozenset({"options"}).union(*_KEYS_OF_KINDS.values())
+
+
+def _fitting(kind: str, url: str | None) -> frozenset[str]:
+    """The keys that go with a kind. Those of governance are those of the kind that carries its lines, and `url`."""
+    if kind == "governance":
+        return _KEYS_OF_KINDS[governance_target(url)] | {"url"}
+    return _KEYS_OF_KINDS.get(kind, frozenset({"options"}))
 
 
 def sink_problems(
@@ -120,18 +211,43 @@ def sink_problems(
     first, longest = (given.get(field, getattr(_FOLLOW, field)) for field in ("retry_first_ms", "retry_max_ms"))
     if first > longest:
         problems.append(("retry_first", "must not be longer than retry_max"))
+    if not given.get("required", False) and "required" not in refused:
+        problems += [(key_of_field(field), "goes with required = true only") for field in given if field in _REQUIRED]
+    if "on_retention_exceeded" in given and not given.get("max_retained_bytes") and "max_retained_bytes" not in refused:
+        problems.append(("on_retention_exceeded", "has no meaning without max_retained_bytes"))
     kind = given.get("kind")
     if kind is None:
         return problems if "kind" in refused else [*problems, ("kind", f"is missing: {', '.join(kind_names())}")]
-    fitting = _KEYS_OF_KINDS.get(kind, frozenset({"options"}))
-    problems += [
-        (key, f'does not go with kind = "{kind}"') for key in given if key in _ANY_OF_A_KIND and key not in fitting
+    return [*problems, *_address_problems(kind, given, refused), *_unfitting(kind, given, refused)]
+
+
+def _address_problems(kind: str, given: Mapping[str, Any], refused: Collection[str]) -> list[tuple[str, str]]:
+    url = given.get("url")
+    if url is None:
+        needed = kind in SCHEMES and kind != "governance" and "url" not in refused
+        return [("url", "is missing: where shall deliveries go?")] if needed else []
+    if kind in SCHEMES and not is_address(kind, url):
+        # A URL may hold a password: only the scheme is repeated.
+        scheme = toml_value(url.split(":")[0])
+        return [("url", f"is {scheme}, must be an address that begins with {schemes_in_words(kind)}")]
+    if "password_file" in _fitting(kind, url) and holds_password(url):
+        return [("url", "holds a password, which everybody who sees the configuration sees; use password_file")]
+    return [("url", "and path exclude each other")] if kind == "governance" and "path" in given else []
+
+
+def _unfitting(kind: str, given: Mapping[str, Any], refused: Collection[str]) -> list[tuple[str, str]]:
+    url = given.get("url")
+    if kind == "governance" and "url" in refused:
+        return []  # Nobody knows where to; what goes with it is not known either.
+    fitting = _fitting(kind, url)
+    by_address = kind == "governance" and url is not None
+    where = f", url = {scheme_of(url)}://…" if by_address and url is not None else ""
+    told = {"path"} if by_address else set()
+    return [
+        (key, f'does not go with kind = "{kind}"{where}')
+        for key in given
+        if key in _ANY_OF_A_KIND and key not in fitting and key not in told
     ]
-    if kind == "webhook" and "url" not in given and "url" not in refused:
-        problems.append(("url", "is missing: where shall deliveries go?"))
-    if kind == "governance" and "url" in given and "path" in given:
-        problems.append(("url", "and path exclude each other"))
-    return problems
 
 
 def fields_of_sink(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +260,7 @@ def fields_of_sink(given: Mapping[str, Any]) -> dict[str, Any]:
 def values_of_sink(sink: SinkSettings) -> dict[str, Any]:
     """The value of every key, by its field. Keys that do not go with the kind are as if they were not there."""
     values = {**msgspec.structs.asdict(sink), **msgspec.structs.asdict(sink.follow)}
-    fitting = _KEYS_OF_KINDS.get(sink.kind, frozenset({"options"}))
+    fitting = _fitting(sink.kind, sink.url)
     return {
         key.field: values[key.field]
         for key in SINK_KEYS.values()

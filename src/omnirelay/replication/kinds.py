@@ -17,7 +17,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from omnirelay.replication.files import FileSink
+from omnirelay.replication.addresses import default_stream, default_subject, governance_target
+from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.files import FileSink, whole_event
 from omnirelay.replication.governance import GovernanceLines, Lookup
 from omnirelay.replication.memory import MemorySink
 from omnirelay.replication.settings import SinkSettings, foreign_kinds, kind_names
@@ -36,6 +38,9 @@ class SinkPlace(msgspec.Struct, frozen=True):
     lookup: Lookup
     """What the shard knows of an item now."""
 
+
+LineOf: TypeAlias = Callable[[ReplicatedEvent], bytes | None]
+"""Makes what is sent of an event, None when nothing is."""
 
 SinkFactory: TypeAlias = Callable[[Mapping[str, Any], SinkPlace], ReplicationSink]
 
@@ -57,8 +62,64 @@ def _webhook(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
     return WebhookSink(settings.url, secret=_secret(settings, place), headers=settings.headers)
 
 
+# The libraries behind these are not everybody's: each is imported when the first of its sinks is made.
+
+
+def _postgres(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
+    from omnirelay.replication.postgres_table import PostgresSink
+
+    assert settings.url is not None
+    return PostgresSink(
+        settings.url,
+        password=_password(settings, place),
+        table=settings.table,
+        timeout_ms=settings.follow.timeout_ms,
+    )
+
+
+def _nats(settings: SinkSettings, place: SinkPlace, line_of: LineOf = whole_event) -> ReplicationSink:
+    from omnirelay.replication.nats_stream import NatsSink
+
+    assert settings.url is not None
+    return NatsSink(
+        settings.url,
+        password=_password(settings, place),
+        subject=settings.subject or default_subject(settings.kind),
+        stream=settings.stream or default_stream(settings.kind),
+        create=settings.create,
+        line_of=line_of,
+        timeout_ms=settings.follow.timeout_ms,
+    )
+
+
+def _kafka(settings: SinkSettings, place: SinkPlace, line_of: LineOf = whole_event) -> ReplicationSink:
+    from omnirelay.replication.kafka_topic import KafkaSink
+
+    assert settings.url is not None
+    return KafkaSink(
+        settings.url,
+        password=_password(settings, place),
+        topic=settings.topic or default_subject(settings.kind),
+        properties=settings.properties,
+        line_of=line_of,
+        timeout_ms=settings.follow.timeout_ms,
+    )
+
+
+def _otel(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
+    from omnirelay.replication.otel_logs import OtelSink
+
+    assert settings.url is not None
+    return OtelSink(settings.url, headers=settings.headers, timeout_ms=settings.follow.timeout_ms)
+
+
 def _governance(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
     line_of = GovernanceLines(place.lookup).line_of
+    target = governance_target(settings.url)
+    if target == "nats":
+        return _nats(settings, place, line_of)
+    if target == "kafka":
+        return _kafka(settings, place, line_of)
     if settings.url is not None:
         secret = _secret(settings, place)
         return WebhookSink(settings.url, secret=secret, headers=settings.headers, line_of=line_of)
@@ -72,15 +133,29 @@ def _memory(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
 
 def _secret(settings: SinkSettings, place: SinkPlace) -> bytes | None:
     """The key of the signature. White space around it is an editor's, not the secret's."""
-    if settings.secret_file is None:
+    return _read(settings.secret_file, place, "secret")
+
+
+def _password(settings: SinkSettings, place: SinkPlace) -> str | None:
+    password = _read(settings.password_file, place, "password")
+    try:
+        return None if password is None else password.decode()
+    except UnicodeDecodeError:
+        raise SinkUnusable(
+            f"the password in {Path(place.directory, settings.password_file or '')} is no text"
+        ) from None
+
+
+def _read(file: str | None, place: SinkPlace, what: str) -> bytes | None:
+    if file is None:
         return None
-    path = Path(place.directory, settings.secret_file)
+    path = Path(place.directory, file)
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
-        raise SinkUnusable(f"cannot read the secret in {path}: {error.strerror}") from None
+        raise SinkUnusable(f"cannot read the {what} in {path}: {error.strerror}") from None
     if not secret:
-        raise SinkUnusable(f"the secret in {path} is empty")
+        raise SinkUnusable(f"the {what} in {path} is empty")
     return secret
 
 
@@ -88,6 +163,10 @@ _OWN: Final[Mapping[str, Callable[[SinkSettings, SinkPlace], ReplicationSink]]] 
     "file": _file,
     "sqlite": _sqlite,
     "webhook": _webhook,
+    "postgres": _postgres,
+    "nats": _nats,
+    "kafka": _kafka,
+    "otel": _otel,
     "governance": _governance,
     "memory": _memory,
 }

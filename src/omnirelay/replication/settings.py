@@ -11,12 +11,13 @@ import msgspec
 ENTRY_POINTS: Final = "omnirelay.sinks"
 """Where other packages name the kinds they bring."""
 
-OWN_KINDS: Final = ("file", "sqlite", "webhook", "governance", "memory")
+OWN_KINDS: Final = ("file", "sqlite", "webhook", "postgres", "nats", "kafka", "otel", "governance", "memory")
 
 ROTATE_BYTES: Final = 64 * 1024 * 1024
 TABLE: Final = "ResourceLeaseReplicationEvents"
 
 OnRefusal = Literal["park", "block"]
+OnRetentionExceeded = Literal["close_intake", "drop_requirement"]
 
 _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
@@ -40,7 +41,15 @@ class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
     """An event that was refused so often is parked, and the sink goes on behind it."""
     on_refusal: OnRefusal = "park"
     required: bool = False
-    """The log keeps what this sink has not confirmed."""
+    """The log keeps what this sink has not confirmed, and intake is closed when it falls too far behind."""
+    lag_events_max: int = 1_000_000
+    """A required sink that is behind by more events closes the intake of its shard. 0: never."""
+    lag_max_ms: int = 0
+    """The same for one that has been behind for longer. 0: never."""
+    max_retained_bytes: int = 0
+    """A required sink that has not confirmed more bytes of the log than that has exceeded its retention. 0: never."""
+    on_retention_exceeded: OnRetentionExceeded = "close_intake"
+    """Whether intake is closed then, or the sink counts as optional until it is down to half of it."""
 
 
 class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +67,16 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     secret_file: str | None = None
     headers: dict[str, str] = {}
+    password_file: str | None = None
+    subject: str | None = None
+    """Of NATS; None: the one of the kind."""
+    stream: str | None = None
+    create: bool = True
+    """The stream is made when it is missing."""
+    topic: str | None = None
+    """Of Kafka; None: the one of the kind."""
+    properties: dict[str, str] = {}
+    """What a Kafka producer is told besides."""
     options: dict[str, Any] = {}
     """What a kind of another package is given."""
     follow: FollowSettings = FollowSettings()

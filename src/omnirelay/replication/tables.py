@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import apsw
-import msgspec
 
-from omnirelay.core.events import EVENT_NUMBERS
 from omnirelay.log.files import make_directories
 from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.rows import number_of, peer_of
 from omnirelay.replication.settings import TABLE, is_table_name
 from omnirelay.replication.sinks import SinkUnusable
 from omnirelay.replication.threads import OneThread
 from omnirelay.wire.instants import instant
 
 Row = tuple[int, int, str, str | None, str]
-
-
-class _Peer(msgspec.Struct, rename="camel"):
-    peer_id: Any = None
-
-
-_read_peer = msgspec.json.Decoder(_Peer).decode
 
 
 class SqliteSink:
@@ -84,11 +75,10 @@ class SqliteSink:
 
 
 def _row(event: ReplicatedEvent) -> Row:
-    peer = _read_peer(event.data).peer_id
     return (
         event.sequence,
-        EVENT_NUMBERS.get(event.event_type, 0),
+        number_of(event),
         instant(event.timestamp),
-        peer if isinstance(peer, str) else None,
+        peer_of(event),
         event.json().decode(),
     )
