@@ -277,9 +277,9 @@ class Shard(Operating):
         )
         try:
             return await future
-        except asyncio.CancelledError:
+        except BaseException:
             if future.done() and not future.cancelled() and future.exception() is None:
-                # Answered, but the caller was cancelled before it could take the answer.
+                # Answered, but the caller was interrupted before it could take the answer.
                 self.undelivered(future.result())
             raise
 

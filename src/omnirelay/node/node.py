@@ -59,7 +59,7 @@ class Node:
         self.settings = settings
         self.dispatcher = Dispatcher(settings.node.name)
         self.calls = CallMeter()
-        self.dispatcher.use(metered(self.calls))
+        self.dispatcher.use(metered(self.calls), direct=True)
         self.started_at = datetime.now(UTC)
         in_memory = settings.log.url == "memory:"
         self.data: Path | None = None if in_memory else settings.node.data

@@ -52,8 +52,10 @@ class Procedure:
     open_session: OpenSession | None = None
     may_wait: bool = False
     """The handler may wait for something to happen; transports watch whether its caller is still there."""
-    keeps_deadline: bool = False
-    """The handler answers by the deadline itself, so that its caller gets what there is and no error."""
+    late: Callable[[Call], Reply] | None = None
+    """What is answered when the deadline comes before the answer; None: an error."""
+    direct: bool = False
+    """The handler waits for futures and nothing else, so that it can be driven without a task."""
     summary: str = ""
     encoding: str = "json"
 
@@ -66,6 +68,7 @@ class Dispatcher:
         self.procedures: dict[str, Procedure] = {}
         self.middleware: list[Middleware] = []
         self._chains: dict[str, Proceed] = {}
+        self._layers_direct = True
         self.draining = False
         self.active = 0
         """Calls being served."""
@@ -81,7 +84,8 @@ class Dispatcher:
         answers: tuple[Any, ...] = (),
         shape: Shape = "unary",
         may_wait: bool = False,
-        keeps_deadline: bool = False,
+        late: Callable[[Req], Reply] | None = None,
+        direct: bool = False,
         summary: str = "",
     ) -> None:
         """Serve a procedure with a handler that gets the decoded request and returns what is to be encoded.
@@ -95,6 +99,9 @@ class Dispatcher:
             outcome = await handler(call.meta, read(call.body))
             return outcome if type(outcome) is Reply else Reply(_encode(outcome))
 
+        def late_reply(late: Callable[[Req], Reply]) -> Callable[[Call], Reply]:
+            return lambda call: late(read(call.body))
+
         self.register(
             Procedure(
                 name=name,
@@ -103,7 +110,8 @@ class Dispatcher:
                 answers=answers,
                 serve=serve,
                 may_wait=may_wait,
-                keeps_deadline=keeps_deadline,
+                late=None if late is None else late_reply(late),
+                direct=direct,
                 summary=summary,
             )
         )
@@ -145,9 +153,14 @@ class Dispatcher:
             )
         self.procedures[procedure.name] = procedure
 
-    def use(self, middleware: Middleware) -> None:
-        """Put one more layer around every unary call, inside of those that are there."""
+    def use(self, middleware: Middleware, *, direct: bool = False) -> None:
+        """Put one more layer around every unary call, inside of those that are there.
+
+        `direct` promises that it waits for nothing but the call itself. One that does not keeps calls from being
+        driven without a task, which costs each of them a little.
+        """
         self.middleware.append(middleware)
+        self._layers_direct = self._layers_direct and direct
         self._chains.clear()
 
     @property
@@ -163,22 +176,34 @@ class Dispatcher:
             raise Unimplemented(f"nobody serves the procedure {name!r} here", procedure=name[:256])
         return procedure
 
-    async def call(self, call: Call) -> Reply:
+    def is_direct(self, name: str) -> bool:
+        """Whether calls of the procedure may be served by a `Driven` coroutine, who then keeps their deadline."""
+        procedure = self.procedures.get(name)
+        return procedure is not None and procedure.direct and self._layers_direct
+
+    async def call(self, call: Call, *, keeps_deadline: bool = True) -> Reply:
         """Serve a unary call. Raises OmniRelayError, and nothing else but cancellation."""
         procedure = self.find(call.meta.procedure)
         chain = self._chains.get(procedure.name) or self._chain(procedure)
         self.active += 1
         try:
             call.meta.remaining_ms()
-            if call.meta.deadline is None or procedure.keeps_deadline:
+            if call.meta.deadline is None or not keeps_deadline:
                 return await chain(call)
-            return await _within_deadline(chain, call)
+            return await _within_deadline(chain, call, procedure.late)
         except OmniRelayError:
             raise
         except Exception:
             raise _internal(call.meta.procedure) from None
         finally:
             self.active -= 1
+
+    def too_late(self, call: Call) -> Reply:
+        """What a call is answered with whose deadline came first. Raises DeadlineExceeded where that is an error."""
+        late = self.find(call.meta.procedure).late
+        if late is None:
+            raise deadline_passed()
+        return late(call)
 
     async def stream(self, call: Call) -> AsyncIterator[Message]:
         """Serve a call that is answered with many messages. Raises as `call` does."""
@@ -213,22 +238,21 @@ class Dispatcher:
         return chain
 
 
-async def _within_deadline(chain: Proceed, call: Call) -> Reply:
-    limit = asyncio.timeout_at(call.meta.deadline)
+async def _within_deadline(chain: Proceed, call: Call, late: Callable[[Call], Reply] | None) -> Reply:
+    limit = asyncio.timeout_at(call.meta.deadline if late is None else call.meta.answer_by)
     try:
         async with limit:
             return await chain(call)
     except TimeoutError:
-        if limit.expired():
-            raise deadline_passed() from None
-        raise
+        if not limit.expired():
+            raise
+    if late is None:
+        raise deadline_passed()
+    return late(call)
 
 
 def _around(layer: Middleware, inner: Proceed) -> Proceed:
-    async def proceed(call: Call) -> Reply:
-        return await layer(call, inner)
-
-    return proceed
+    return lambda call: layer(call, inner)
 
 
 def _internal(procedure: str) -> Internal:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -49,6 +47,10 @@ def holder_of(meta: RequestMeta, peer_id: str | None = None) -> Caller:
     return Caller(principal=meta.principal, peer_id=peer_id) if peer_id or meta.principal else ANONYMOUS
 
 
+DIRECT = frozenset({"enqueue", "lease", "heartbeat", "complete", "fail", "release"})
+"""The lease cycle: its verbs wait for the shard and nothing else."""
+
+
 def register(dispatcher: Dispatcher, namespace: str, shard: Callable[[], Shard]) -> None:
     """Put every verb on the dispatcher. `shard` is asked anew by each call, and may refuse it."""
     verbs = LeaseVerbs(shard)
@@ -59,7 +61,8 @@ def register(dispatcher: Dispatcher, namespace: str, shard: Callable[[], Shard])
             request=asked.REQUESTS[verb],
             answers=answers,
             may_wait=verb in ("lease", "enqueue", "get"),
-            keeps_deadline=verb == "lease",
+            late=_no_leases if verb == "lease" else None,
+            direct=verb in DIRECT,
             summary=summary,
         )
     dispatcher.server_stream(
@@ -126,19 +129,15 @@ class LeaseVerbs:
     async def lease(self, meta: RequestMeta, request: asked.LeaseRequest) -> Reply:
         shard = self._shard()
         wait_ms = meta.wait_ms(request.wait_ms, without_deadline_ms=LEASE_WAIT_MS)
-        granted: list[GrantedLease] = []
-        # A log that is slower than the deadline allows is no error: what it still grants is released at once.
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(meta.answer_by):
-                granted = await shard.lease(
-                    caller_of(meta, request.peer_id),
-                    max_items=1 if request.max_items is None else request.max_items,
-                    wait_ms=wait_ms,
-                    lease_duration_ms=request.lease_duration_ms,
-                    request_id=request.request_id,
-                    resource_types=request.resource_types,
-                    tenants=request.tenants,
-                )
+        granted = await shard.lease(
+            caller_of(meta, request.peer_id),
+            max_items=1 if request.max_items is None else request.max_items,
+            wait_ms=wait_ms,
+            lease_duration_ms=request.lease_duration_ms,
+            request_id=request.request_id,
+            resource_types=request.resource_types,
+            tenants=request.tenants,
+        )
         self._owners.note(granted, meta)
         return Reply(_leases(granted, request.max_items), undelivered=partial(shard.undelivered, granted))
 
@@ -312,6 +311,11 @@ def _check_count(field: str, batch: Sequence[Any]) -> None:
             code=TOO_LARGE,
             limit=BATCH_ITEMS_MAX,
         )
+
+
+def _no_leases(request: asked.LeaseRequest) -> Reply:
+    """A log that is slower than the deadline allows is no error: what it still grants is released at once."""
+    return Reply(_leases([], request.max_items))
 
 
 def _leases(granted: list[GrantedLease], max_items: int | None) -> bytes:

@@ -38,8 +38,9 @@ from omnirelay.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from omnirelay.rpc.calls import Call, RequestMeta
+from omnirelay.rpc.calls import Call, Reply, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
+from omnirelay.rpc.driving import Driven
 from omnirelay.rpc.sessions import POLICY, RESTARTING, Outlet
 from omnirelay.rpc.statuses import TOO_LARGE
 from omnirelay.service.procedures import ACKNOWLEDGE, caller_of, holder_of
@@ -123,6 +124,23 @@ class HeldLeases:
                         held[1].lost(held[0])
 
 
+class RunningCall:
+    """A call that has not been answered yet."""
+
+    __slots__ = ("call", "id", "work")
+
+    def __init__(self, call_id: int | str | None, call: Call) -> None:
+        self.id = call_id
+        self.call = call
+        self.work: Driven | asyncio.Task[None] | None = None
+
+    def cancel(self) -> None:
+        if isinstance(self.work, Driven):
+            self.work.interrupt(asyncio.CancelledError())
+        elif self.work is not None:
+            self.work.cancel()
+
+
 class LeaseStream:
     """One stream of one peer."""
 
@@ -149,12 +167,17 @@ class LeaseStream:
         self._held: dict[str, OwnershipToken] = {}
         self._granted: deque[GrantedLease] = deque()
         """Held for the peer, and not sent yet."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: set[RunningCall] = set()
         self._call_bytes = 0
+        self._acks_running = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._pushing: asyncio.Task[None] | None = None
         self._waiting: list[bytes] = []
         """Messages that go out at the end of this turn of the loop."""
         self._waiting_bytes = 0
+        self._flushing = False
+        self._receiving = False
         self._closed = False
         self._clock: float | None = None
         """The latest time of the peer that has come."""
@@ -168,24 +191,32 @@ class LeaseStream:
         except OmniRelayError as error:
             self._end(error)
             return
-        for received in messages:
-            try:
-                if received.error is not None:
-                    raise received.error
-                self._take(received)
-            except OmniRelayError as error:
-                if received.message.id is None:
-                    self._end(error)
-                    return
-                self._send(StreamAnswer(id=received.message.id, error=error_body_of(error)))
+        self._receiving = True
+        try:
+            for received in messages:
+                try:
+                    if received.error is not None:
+                        raise received.error
+                    self._take(received)
+                except OmniRelayError as error:
+                    if received.message.id is None:
+                        self._end(error)
+                        return
+                    self._send(StreamAnswer(id=received.message.id, error=error_body_of(error)))
+        finally:
+            self._receiving = False
 
     def resumed(self) -> None:
         self._push()
 
     def closed(self) -> None:
         self._closed = True
-        for task in (*self._tasks, *(() if self._pushing is None else (self._pushing,))):
-            task.cancel()
+        if self._pushing is not None:
+            self._pushing.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        for running in list(self._running):
+            running.cancel()
         for token in self._held.values():
             self._held_leases.remove(token, self)
         self._held.clear()
@@ -258,6 +289,7 @@ class LeaseStream:
             self._send(StreamAnswer(id=call_id, results=[outcome_of(each) for each in outcomes]))
             return
         answer = self._shard().submit_acknowledgements(commands)
+        self._acks_running += 1
         answer.add_done_callback(lambda done: self._acknowledged(call_id, outcomes, done))
 
     def _command(self, ack: StreamAck | InvalidArgument) -> Any:
@@ -271,39 +303,30 @@ class LeaseStream:
 
     def _acknowledged(self, call_id: int | str | None, outcomes: list[Any], done: asyncio.Future[list[Any]]) -> None:
         """`outcomes` has the refusals of what was no command; the others come from the shard, in order."""
+        self._acks_running -= 1
         if done.cancelled() or self._closed:
             return
         error = done.exception()
         if error is not None:
             known = error if isinstance(error, OmniRelayError) else Internal("the node failed on this")
-            self._send(StreamAnswer(id=call_id, error=error_body_of(known)))
+            self._answer(call_id, known)
             return
         decided = iter(done.result())
         results = [outcome_of(next(decided) if each is None else each) for each in outcomes]
-        self._send(StreamAnswer(id=call_id, results=results))
+        self._say(_encode(StreamAnswer(id=call_id, results=results)))
 
     def _call(self, call_id: int | str | None, call: StreamCall) -> None:
-        if len(self._tasks) >= CALLS_MAX:
+        if len(self._running) >= CALLS_MAX:
             raise ResourceExhausted(
                 f"{CALLS_MAX} calls of this stream wait already", code="resource-exhausted", retry_after_ms=1_000
             )
-        size = len(bytes(call.request))
-        if self._call_bytes + size > CALL_BYTES_MAX:
+        request = bytes(call.request)
+        if self._call_bytes + len(request) > CALL_BYTES_MAX:
             raise ResourceExhausted(
                 f"calls of {self._call_bytes} bytes of this stream wait already",
                 code="resource-exhausted",
                 retry_after_ms=1_000,
             )
-        self._call_bytes += size
-        task = self._loop.create_task(self._serve(call_id, call))
-        self._tasks.add(task)
-        task.add_done_callback(lambda task: self._served(task, size))
-
-    def _served(self, task: asyncio.Task[None], size: int) -> None:
-        self._tasks.discard(task)
-        self._call_bytes -= size
-
-    async def _serve(self, call_id: int | str | None, call: StreamCall) -> None:
         peer_id = None if self._opened is None else self._opened.peer_id
         meta = RequestMeta(
             procedure=f"{self._namespace}::{call.verb}",
@@ -314,16 +337,69 @@ class LeaseStream:
             headers=self._meta.headers,
             principal=self._meta.principal,
         )
+        running = RunningCall(call_id, Call(meta, request))
+        self._running.add(running)
+        self._call_bytes += len(request)
+        if self._dispatcher.is_direct(meta.procedure):
+            running.work = Driven(self._serve(running, keeps_deadline=False), self._loop)
+            self._watch_deadline(running)
+        else:
+            running.work = self._loop.create_task(self._serve(running, keeps_deadline=True))
+
+    async def _serve(self, running: RunningCall, *, keeps_deadline: bool) -> None:
         try:
-            reply = await self._dispatcher.call(Call(meta, bytes(call.request)))
+            reply = await self._dispatcher.call(running.call, keeps_deadline=keeps_deadline)
         except OmniRelayError as error:
-            self._send(StreamAnswer(id=call_id, error=error_body_of(error)))
+            self._over(running)
+            self._answer(running.id, error)
+        else:
+            self._over(running)
+            if self._closed:
+                if reply.undelivered is not None:
+                    reply.undelivered()
+                return
+            self._answer(running.id, reply)
+        finally:
+            self._over(running)
+
+    def _over(self, running: RunningCall) -> None:
+        if running in self._running:
+            self._running.remove(running)
+            self._call_bytes -= len(running.call.body)
+
+    def _answer(self, call_id: int | str | None, outcome: Reply | OmniRelayError) -> None:
+        if isinstance(outcome, OmniRelayError):
+            self._say(_encode(StreamAnswer(id=call_id, error=error_body_of(outcome))))
+        else:
+            self._say(b'{"id":%b,"answer":%b}' % (_encode(call_id), outcome.body))
+
+    def _watch_deadline(self, running: RunningCall) -> None:
+        """One timer for all calls: most have been answered long before it comes."""
+        due = running.call.meta.answer_by
+        if due is None or running not in self._running:
             return
-        if self._closed:
-            if reply.undelivered is not None:
-                reply.undelivered()
-            return
-        self._send(StreamAnswer(id=call_id, answer=msgspec.Raw(reply.body)))
+        if self._timer is None or due < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = due
+            self._timer = self._loop.call_at(due, self._time_came)
+
+    def _time_came(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for running in list(self._running):
+            due = running.call.meta.answer_by
+            if not isinstance(running.work, Driven) or due is None:
+                continue
+            if due > now:
+                self._watch_deadline(running)
+                continue
+            self._over(running)
+            running.cancel()
+            try:
+                self._answer(running.id, self._dispatcher.too_late(running.call))
+            except OmniRelayError as error:
+                self._answer(running.id, error)
 
     # -- what the node says --------------------------------------------------------------------
 
@@ -351,7 +427,8 @@ class LeaseStream:
             while not self._outlet.congested:
                 if self._granted:
                     self._send_granted()
-                    await asyncio.sleep(0)  # It goes out now; then it is known whether the peer takes it.
+                    self._flush()
+                    await asyncio.sleep(0)  # Now it is known whether the peer takes it.
                     continue
                 if self._credit <= 0:
                     break
@@ -412,18 +489,30 @@ class LeaseStream:
         self._held_leases.add(token, self)
 
     def _send(self, answer: StreamAnswer) -> None:
+        """Something goes out at the end of this turn of the loop, with everything else that is said in it."""
+        self._put(_encode(answer), alone=False)
+
+    def _say(self, message: bytes) -> None:
+        """An answer goes out. When nobody else waits for one there is nothing it could go out together with."""
+        self._put(message, alone=not (self._running or self._acks_running or self._receiving))
+
+    def _put(self, message: bytes, *, alone: bool) -> None:
         if self._closed:
             return
-        if not self._waiting:
-            self._loop.call_soon(self._flush)
-        message = _encode(answer)
         self._waiting.append(message)
         self._waiting_bytes += len(message)
-        if self._waiting_bytes > MESSAGE_BYTES_MAX:
+        if alone or self._waiting_bytes > MESSAGE_BYTES_MAX:
             self._flush()  # Who leaves too much unread is dropped before the next answer is made.
+        elif not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush_in_turn)
+
+    def _flush_in_turn(self) -> None:
+        self._flushing = False
+        self._flush()
 
     def _flush(self) -> None:
-        """Everything that was said in this turn of the loop, in as few messages as it takes."""
+        """Everything that was said, in as few messages as it takes."""
         waiting, self._waiting = self._waiting, []
         self._waiting_bytes = 0
         if len(waiting) == 1:
