@@ -151,7 +151,7 @@ class PushedPeer(OurPeer):
             named = IncomingToken(
                 sequence_id=token.sequence_id, attempt=token.attempt, lease_id=token.lease_id, fence=token.fence
             )
-            await self._stream.acknowledge(StreamAck(verb="complete", ownership_token=named))
+            await self._stream.acknowledge(StreamAck(verb="complete", ownership_token=named), 30_000)
 
     async def close(self) -> None:
         assert self._stream is not None

@@ -319,9 +319,8 @@ class Client:
         """Any acknowledgement. Repeats get the first answer, so it is tried again until its time is over."""
 
         async def attempt(left_ms: float) -> out.Outcome:
-            connection = await self._linking.connected(left_ms)
-            async with asyncio.timeout(left_ms / 1000):
-                return await connection.acknowledge(ack)
+            connection = self._linking.live or await self._linking.connected(left_ms)
+            return await connection.acknowledge(ack, left_ms)
 
         return self.checked(await self._with_retries(attempt, timeout_ms or self.timeout_ms, repeatable=True))
 
@@ -468,9 +467,8 @@ class Client:
         body = encoded(request)
 
         async def attempt(left_ms: float) -> A:
-            connection = await self._linking.connected(left_ms)
-            async with asyncio.timeout(left_ms / 1000):
-                return msgspec.json.decode(await connection.call(verb, body, left_ms), type=answer)
+            connection = self._linking.live or await self._linking.connected(left_ms)
+            return msgspec.json.decode(await connection.call(verb, body, left_ms), type=answer)
 
         return await self._with_retries(attempt, timeout_ms or self.timeout_ms, repeatable=repeatable)
 

@@ -1,7 +1,7 @@
 """Connections to a node: the stream, which carries many calls at once, and plain HTTP where a stream cannot go.
 
-Both do the same two things: `call` a verb with an encoded request, and `acknowledge` a lease. Each call is made once;
-whoever owns the connection decides what to do when it breaks.
+Both do the same two things: `call` a verb with an encoded request, and `acknowledge` a lease. Each call is made once,
+and raises TimeoutError when its time is over; whoever owns the connection decides what to do when it breaks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -36,6 +36,7 @@ ACKS_MAX = 1_000
 """Most acknowledgements in one message."""
 
 _encode = msgspec.json.Encoder().encode
+A = TypeVar("A")
 
 
 def encoded(message: Any) -> bytes:
@@ -97,7 +98,7 @@ class Connection(Protocol):
 
     async def call(self, verb: str, request: bytes, ttl_ms: float) -> bytes: ...
 
-    async def acknowledge(self, ack: StreamAck) -> Outcome: ...
+    async def acknowledge(self, ack: StreamAck, ttl_ms: float) -> Outcome: ...
 
     async def aclose(self) -> None: ...
 
@@ -120,6 +121,10 @@ class StreamConnection(WebSocketLink):
         self._tell_gone = on_gone
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._due: dict[asyncio.Future[Any], float] = {}
+        """When callers stop waiting. One timer for all: most have been answered long before."""
+        self._due_timer: asyncio.TimerHandle | None = None
+        self._due_timer_at = 0.0
         self._next_id = 0
         self._waiting: list[bytes] = []
         self._acks: list[tuple[bytes, asyncio.Future[Outcome]]] = []
@@ -250,6 +255,8 @@ class StreamConnection(WebSocketLink):
         self._answers.clear()
         self._acks.clear()
         self._leasing.clear()
+        if self._due_timer is not None:
+            self._due_timer.cancel()
         for future in waiting:
             if not future.done():
                 future.set_exception(lost)
@@ -259,11 +266,38 @@ class StreamConnection(WebSocketLink):
     # -- saying something ----------------------------------------------------------------------
 
     async def call(self, verb: str, request: bytes, ttl_ms: float) -> bytes:
-        waiting = self._ask(b'"call":{"verb":%s,"request":%s,"ttlMs":%d}' % (_encode(verb), request, max(1, ttl_ms)))
+        waiting = self._ask(b'"call":{"verb":%b,"request":%b,"ttlMs":%d}' % (_encode(verb), request, max(1, ttl_ms)))
         if verb == "lease":
             self._leasing.add(self._next_id)
-        answer: bytes = await waiting
+        answer: bytes = await self._within(ttl_ms, waiting)
         return answer
+
+    async def _within(self, ttl_ms: float, waiting: asyncio.Future[A]) -> A:
+        """Wait for an answer. Raises TimeoutError when it takes too long; then nobody waits for it any more."""
+        due = self._loop.time() + ttl_ms / 1000
+        self._due[waiting] = due
+        if self._due_timer is None or due < self._due_timer_at:
+            if self._due_timer is not None:
+                self._due_timer.cancel()
+            self._set_due_timer(due)
+        try:
+            return await waiting
+        finally:
+            del self._due[waiting]
+
+    def _set_due_timer(self, due: float) -> None:
+        self._due_timer_at = due
+        self._due_timer = self._loop.call_at(due, self._time_came)
+
+    def _time_came(self) -> None:
+        self._due_timer = None
+        now = self._loop.time()
+        for waiting, due in self._due.items():
+            if due <= now and not waiting.done():
+                waiting.set_exception(TimeoutError())
+        left = [due for due in self._due.values() if due > now]
+        if left:
+            self._set_due_timer(min(left))
 
     def _ask(self, message: bytes) -> asyncio.Future[Any]:
         if not self.alive:
@@ -277,12 +311,12 @@ class StreamConnection(WebSocketLink):
             )
         self._next_id += 1
         answer: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting.append(b'{"id":%d,%b}' % (self._next_id, message))
+        self._flush_soon(now=not self._answers)
         self._answers[self._next_id] = answer
-        self._waiting.append(b'{"id":%d,%s}' % (self._next_id, message))
-        self._flush_soon()
         return answer
 
-    async def acknowledge(self, ack: StreamAck) -> Outcome:
+    async def acknowledge(self, ack: StreamAck, ttl_ms: float) -> Outcome:
         """Acknowledgements of one turn of the loop travel as one message, each with an outcome of its own."""
         if not self.alive:
             raise NotConnected("the connection to the node is gone", retry_after_ms=100)
@@ -295,8 +329,8 @@ class StreamConnection(WebSocketLink):
             )
         outcome: asyncio.Future[Outcome] = self._loop.create_future()
         self._acks.append((message, outcome))
-        self._flush_soon()
-        return await outcome
+        self._flush_soon(now=not self._answers)
+        return await self._within(ttl_ms, outcome)
 
     def say(self, **message: Any) -> int:
         """Send what has no answer: `open`, `credit`, `begin`. `clock` is this loop's time; the node gives it back.
@@ -308,13 +342,24 @@ class StreamConnection(WebSocketLink):
             self._flush_soon()
         return self._mark + 1
 
-    def _flush_soon(self) -> None:
+    def _flush_soon(self, *, now: bool = False) -> None:
+        """Together with what else is said in this turn of the loop. `now`: nothing is under way that it could go out
+        with.
+        """
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            if now:
+                self._flush()
+            else:
+                self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._flushing = False
+        try:
+            self._send_waiting()
+        finally:
+            self._flushing = False
+
+    def _send_waiting(self) -> None:
         if not self.alive:
             return
         if self._acks:
@@ -396,6 +441,10 @@ class HttpConnection:
         return not self._client.is_closed
 
     async def call(self, verb: str, request: bytes, ttl_ms: float) -> bytes:
+        async with asyncio.timeout(ttl_ms / 1000):
+            return await self._post(verb, request, ttl_ms)
+
+    async def _post(self, verb: str, request: bytes, ttl_ms: float) -> bytes:
         try:
             response = await self._client.post(
                 verb,
@@ -411,10 +460,10 @@ class HttpConnection:
             raise _refused(response.status_code, response.content)
         return response.content
 
-    async def acknowledge(self, ack: StreamAck) -> Outcome:
+    async def acknowledge(self, ack: StreamAck, ttl_ms: float) -> Outcome:
         request = msgspec.json.decode(encoded(ack))
         verb = request.pop("verb")
-        return msgspec.json.decode(await self.call(verb, _encode(request), 30_000), type=Outcome)
+        return msgspec.json.decode(await self.call(verb, _encode(request), ttl_ms), type=Outcome)
 
     async def aclose(self) -> None:
         await self._client.aclose()

@@ -32,13 +32,18 @@ class Linking:
         self._connecting: asyncio.Task[Connection] | None = None
         self._closed = False
 
+    @property
+    def live(self) -> Connection | None:
+        """The connection there is, when it can be used as it is."""
+        connection = self._connection
+        return connection if connection is not None and connection.alive else None
+
     async def connected(self, left_ms: float) -> Connection:
         """A live connection. Raises NotConnected (try again later) or what the node refused with."""
         if self._closed:
             raise ClientClosed("the client is closed")
-        connection = self._connection
-        if connection is not None and connection.alive:
-            return connection
+        if self.live is not None:
+            return self.live
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
             self._connecting.add_done_callback(self._connected)

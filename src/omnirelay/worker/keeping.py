@@ -403,8 +403,7 @@ class Keeper:
         if stream is None or not stream.alive:
             return await self._client.acknowledge(ack, timeout_ms=timeout_ms)
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                outcome = await stream.acknowledge(ack)
+            outcome = await stream.acknowledge(ack, timeout_ms)
         except TimeoutError:
             raise DeadlineExceeded(f"no answer came within {timeout_ms} ms") from None
         return self._client.checked(outcome)
