@@ -9,7 +9,7 @@ import typer
 from omnirelay.cli.calling import Client
 from omnirelay.cli.commands import HANDLING, command, new_group
 from omnirelay.cli.options import DEFAULT_URL, ONE_SECOND, Format, Interval, Output, Url, Watch
-from omnirelay.cli.printing import print_answer, short, table, watching
+from omnirelay.cli.printing import print_answer, short, stacked, table, watching
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -121,6 +121,14 @@ def _call(verb: str, request: dict[str, Any], url: str, output: Format) -> None:
     print_answer(output, answer, answer["sinks"], lambda: _sinks(answer["sinks"]))
 
 
+def _requirement(sink: dict[str, Any]) -> str:
+    if not sink["required"]:
+        return ""
+    if sink.get("requirementDropped"):
+        return " (required, dropped)"
+    return " (required, closes intake)" if sink.get("closesIntake") else " (required)"
+
+
 _COLUMNS = ("sink", "shard", "state", "checkpoint", "behind", "lag", "per second", "failures", "parked", "last error")
 
 
@@ -129,7 +137,7 @@ def _sinks(sinks: list[dict[str, Any]]) -> RenderableType | str:
         return "no sinks: a node has those of [sinks.NAME] in its configuration"
     rows = [
         (
-            each["sink"] + (" (required)" if each["required"] else ""),
+            each["sink"] + _requirement(each),
             each["shard"],
             each["state"],
             each["checkpoint"],
@@ -142,4 +150,6 @@ def _sinks(sinks: list[dict[str, Any]]) -> RenderableType | str:
         )
         for each in sinks
     ]
-    return table(_COLUMNS, rows, right=("checkpoint", "behind", "per second", "failures", "parked"))
+    closing = "\n".join(f"{each['shard']}: {each['closesIntake']}" for each in sinks if each.get("closesIntake"))
+    shown = table(_COLUMNS, rows, right=("checkpoint", "behind", "per second", "failures", "parked"))
+    return stacked(shown, "", closing) if closing else shown

@@ -111,6 +111,13 @@ def _collect_sink(families: dict[Metric, Family], follower: Follower) -> None:
     for event_type, count in follower.events.items():
         _add(families, catalogue.REPLICATION_EVENTS, (*labels, event_type), count)
     _add(families, catalogue.REPLICATION_FAILURES, labels, follower.failures)
+    status = follower.status()
+    _add(families, catalogue.REPLICATION_BEHIND, labels, status.lag_events)
+    _add(families, catalogue.REPLICATION_BEHIND_BYTES, labels, status.lag_bytes)
+    _add(families, catalogue.REPLICATION_BEHIND_SECONDS, labels, status.lag_ms / 1000)
+    if status.required:
+        _add(families, catalogue.REPLICATION_CLOSES_INTAKE, labels, int(status.closes_intake is not None))
+        _add(families, catalogue.REPLICATION_DROPPED, labels, int(status.requirement_dropped))
     _add_histogram(families, catalogue.REPLICATION_LAG, labels, follower.lag)
 
 

@@ -195,8 +195,11 @@ class EventLog(Protocol):
 
     async def head(self) -> Head: ...
 
-    async def size_after(self, sequence: int) -> LogSize:
-        """How much of the log is behind `sequence`; what was trimmed does not count."""
+    async def size_after(self, sequence: int, up_to: int | None = None) -> LogSize:
+        """How much of the log is behind `sequence`, up to the frame that ends at `up_to` (None: to the end).
+
+        What was trimmed does not count.
+        """
         ...
 
     async def snapshots(self) -> list[SnapshotRecord]:

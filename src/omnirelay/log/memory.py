@@ -203,10 +203,12 @@ class MemoryLog:
         self._check_open()
         return self.storage.head
 
-    async def size_after(self, sequence: int) -> LogSize:
+    async def size_after(self, sequence: int, up_to: int | None = None) -> LogSize:
         self._check_open()
         with self.storage.lock:
-            frames = self.storage.frames[bisect_right(self.storage.frames, sequence, key=_last) :]
+            start = bisect_right(self.storage.frames, sequence, key=_last)
+            end = None if up_to is None else bisect_right(self.storage.frames, up_to, key=_last)
+            frames = self.storage.frames[start:end]
         return LogSize(
             sum(min(frame.count, frame.last - sequence) for frame in frames), sum(len(frame.data) for frame in frames)
         )

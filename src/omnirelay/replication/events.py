@@ -10,7 +10,8 @@ import msgspec
 
 from omnirelay.log.base import Frame
 from omnirelay.log.frame import decode_header
-from omnirelay.wire.events import readable
+from omnirelay.wire.event_protobuf import to_protobuf
+from omnirelay.wire.events import document_of
 
 
 class ReplicatedEvent(msgspec.Struct, frozen=True, gc=False):
@@ -31,37 +32,14 @@ class ReplicatedEvent(msgspec.Struct, frozen=True, gc=False):
 
     def document(self) -> dict[str, Any]:
         """The event with instants as text, and `metadata` about the queue, the shard and the node."""
-        document = readable(self.data)
-        document.setdefault("schemaVersion", 1)
-        metadata = _members(document.get("metadata"))
-        if metadata is None:
-            return document  # A newer version keeps something else there; that goes before what we would add.
-        metadata["shard.id"] = self.shard
-        metadata["region"] = self.region
-        if self.pending is not None:
-            metadata["queue.pending"] = str(self.pending)
-        if self.active is not None:
-            metadata["queue.active"] = str(self.active)
-        if "principal" in document:
-            metadata["rpc.principal"] = document["principal"]
-        document["metadata"] = metadata
-        return document
+        return document_of(self.data, shard=self.shard, region=self.region, pending=self.pending, active=self.active)
 
     def json(self) -> bytes:
         return msgspec.json.encode(self.document())
 
-
-_read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-
-
-def _members(stored: msgspec.Raw | None) -> dict[str, Any] | None:
-    """The members of an object, undecoded; none when it is missing. None when it is no object at all."""
-    if stored is None or bytes(stored) == b"null":
-        return {}
-    try:
-        return dict(_read_members(stored))
-    except msgspec.ValidationError:
-        return None
+    def protobuf(self) -> bytes:
+        """The document as a protobuf message. Raises FailedPrecondition when the extra `protobuf` is not installed."""
+        return to_protobuf(self.json())
 
 
 class _Tag(msgspec.Struct, rename="camel"):
@@ -75,25 +53,47 @@ _read_tag = msgspec.json.Decoder(_Tag).decode
 
 def events_of_frame(frame: Frame, region: str, after: int = 0) -> list[ReplicatedEvent]:
     """The events of a frame behind the event `after`, in order. When it is not in the frame, the frame follows it."""
-    header = decode_header(frame.data)
-    events = []
-    previous = after
-    for raw in header.events:
-        tag = _read_tag(raw)
-        if tag.sequence_number > after:
-            events.append(
-                ReplicatedEvent(
-                    header.shard,
-                    tag.sequence_number,
-                    previous,
-                    tag.event_type,
-                    tag.timestamp,
-                    bytes(raw),
-                    region,
-                    header.pending,
-                    header.active,
-                    frame,
+    return FrameEvents(frame, region, after).take()
+
+
+class FrameEvents:
+    """The same piece by piece: a large frame takes tens of milliseconds, and an event loop has other things to do."""
+
+    def __init__(self, frame: Frame, region: str, after: int) -> None:
+        self._frame = frame
+        self._header = decode_header(frame.data)
+        self._region = region
+        self._after = after
+        self._previous = after
+        self._at = 0
+
+    @property
+    def done(self) -> bool:
+        return self._at == len(self._header.events)
+
+    def take(self, most: int | None = None) -> list[ReplicatedEvent]:
+        """The next events: of `most` stored ones those that are wanted. None may be, and yet there are more."""
+        header, after, previous = self._header, self._after, self._previous
+        end = len(header.events) if most is None else min(self._at + most, len(header.events))
+        events = []
+        for raw in header.events[self._at : end]:
+            tag = _read_tag(raw)
+            if tag.sequence_number > after:
+                events.append(
+                    ReplicatedEvent(
+                        header.shard,
+                        tag.sequence_number,
+                        previous,
+                        tag.event_type,
+                        tag.timestamp,
+                        bytes(raw),
+                        self._region,
+                        header.pending,
+                        header.active,
+                        self._frame,
+                    )
                 )
-            )
-        previous = max(previous, tag.sequence_number)
-    return events
+            previous = max(previous, tag.sequence_number)
+        self._previous = previous
+        self._at = end
+        return events

@@ -13,20 +13,21 @@ import asyncio
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import aclosing
-from typing import Literal, TypeVar, cast
+from collections.abc import Awaitable, Sequence
+from operator import attrgetter
+from typing import Literal, TypeVar
 
 import msgspec
 
-from omnirelay.core.events import Event
-from omnirelay.engine.shard import Shard
 from omnirelay.errors import InvalidArgument, LogTrimmed, OmniRelayError
-from omnirelay.log.base import Frame
+from omnirelay.replication.backlog import Backlog
 from omnirelay.replication.checkpoints import Checkpoints
-from omnirelay.replication.events import ReplicatedEvent, events_of_frame
+from omnirelay.replication.cursor import LogCursor
+from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.requirements import Behind, Requirement
 from omnirelay.replication.settings import FollowSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkRefused, SinkUnusable
+from omnirelay.replication.sources import Happened, LogSource
 from omnirelay.telemetry.catalogue import REPLICATION_LAG
 from omnirelay.telemetry.meters import Histogram
 
@@ -39,6 +40,7 @@ SinkState = Literal["starting", "running", "retrying", "stalled", "failed", "pau
 GRACE_MS = 2_000
 """How long a follower that stops waits for the delivery under way, and then for its sink to close."""
 _RATE_WINDOW_S = 60.0
+_TYPE = attrgetter("event_type")
 
 
 class FollowStatus(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
@@ -55,6 +57,12 @@ class FollowStatus(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     failures: int
     parked: int
     required: bool
+    lag_bytes: int = 0
+    """Bytes of the log that are not delivered yet."""
+    requirement_dropped: bool = False
+    """It is required and holds back more of the log than it may: for now it counts as optional."""
+    closes_intake: str | None = None
+    """Why it keeps the intake of its shard closed, when it does."""
     rate_per_second: float
     """Events delivered per second over the last minute."""
     last_error: str | None = None
@@ -88,7 +96,7 @@ class Follower:
         self,
         name: str,
         sink: ReplicationSink,
-        shard: Shard,
+        shard: LogSource,
         checkpoints: Checkpoints,
         settings: FollowSettings,
         *,
@@ -121,27 +129,47 @@ class Follower:
         """Counts resets: a delivery that was under way when one came must not move the checkpoint."""
         self._resets_seen = 0
         self._failing_since: float | None = None
-        self._oldest_ms: int | None = None
-        """When the first event that is not delivered yet happened."""
+        self.backlog = Backlog()
+        """What is not delivered yet; means something once it was measured."""
+        self._measured = False
+        self._counted_to = shard.last_sequence
+        """The last event that the backlog knows of."""
+        self._log_bytes = shard.log.statistics().bytes
+        self._since_ms = shard.now_ms()
+        self._cursor = LogCursor(shard, region)
+        self.requirement = Requirement(name, shard, settings, self._behind) if settings.required else None
         self._refusals: Counter[int] = Counter()
         self._rate = _Rate(asyncio.get_running_loop().time())
         shard.add_event_listener(self._on_events)
 
-    def _on_events(self, events: Sequence[Event]) -> None:
-        if self._oldest_ms is None:
-            self._oldest_ms = events[0].timestamp
+    def _on_events(self, events: Sequence[Happened]) -> None:
+        # A frame can be read, and even delivered, before this hears of it.
+        known = max(self._counted_to, self.checkpoint)
+        if events[0].sequence_number <= known:
+            events = [event for event in events if event.sequence_number > known]
+        written, before = self._shard.log.statistics().bytes, self._log_bytes
+        self._log_bytes = written
+        if events:
+            self.backlog.add(len(events), written - before, events[0].timestamp)
+            self._counted_to = events[-1].sequence_number
         self._more.set()
+        if self.requirement is not None:
+            self.requirement.look()
 
     # -- life ----------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
+        if self.requirement is not None:
+            self.requirement.start()
 
     async def stop(self) -> None:
         """End after the delivery under way, or without it when it takes too long."""
         task, self._task = self._task, None
         if task is None:
             return
+        if self.requirement is not None:
+            await self.requirement.stop()
         self._stopping = True
         self._wake()
         _, hanging = await asyncio.wait((task,), timeout=GRACE_MS / 1000)
@@ -205,10 +233,10 @@ class Follower:
         self._changed.set()
         self._more.set()
 
-    @property
-    def confirmed(self) -> int:
-        """What the log need not keep for this sink."""
-        return self.checkpoint
+    def needs_from(self) -> int:
+        """The first event that the log has to keep for this sink."""
+        holds = self.requirement is not None and self.requirement.holds_log
+        return (self.checkpoint if holds else self._shard.last_sequence) + 1
 
     async def wait_confirmed(self, sequence: int) -> None:
         """Return when everything up to `sequence` is delivered."""
@@ -222,21 +250,36 @@ class Follower:
 
     def status(self) -> FollowStatus:
         lag_events = max(0, self._shard.last_sequence - self.checkpoint)
-        behind = lag_events > 0 and self._oldest_ms is not None
+        if lag_events and self._measured:
+            lag_events = self.backlog.events  # Not the difference: numbers jump where a generation starts.
+        oldest_ms = self.backlog.oldest_ms if lag_events else None
+        requirement = self.requirement
         return FollowStatus(
             sink=self.name,
             shard=self.shard_name,
             state="paused" if self._paused else self.state,
             checkpoint=self.checkpoint,
             lag_events=lag_events,
-            lag_ms=max(0, self._shard.now_ms() - (self._oldest_ms or 0)) if behind else 0,
+            lag_ms=0 if oldest_ms is None else max(0, self._shard.now_ms() - oldest_ms),
+            lag_bytes=self.backlog.bytes if lag_events else 0,
             events=self.events.total(),
             failures=self.failures,
             parked=self.parked,
             required=self.settings.required,
+            requirement_dropped=requirement is not None and requirement.dropped,
+            closes_intake=None if requirement is None else requirement.closes_intake,
             rate_per_second=self._rate.per_second(asyncio.get_running_loop().time()),
             last_error=self.last_error,
         )
+
+    def _behind(self) -> Behind | None:
+        """For the limits of a required sink. Nobody is late for what happened before this node began to deliver."""
+        if not self._measured:
+            return None
+        oldest_ms = self.backlog.oldest_ms
+        late_ms = 0 if oldest_ms is None else max(0, self._shard.now_ms() - max(oldest_ms, self._since_ms))
+        state = "paused" if self._paused else self.state
+        return Behind(state, self.backlog.events, self.backlog.bytes, late_ms)
 
     # -- following -----------------------------------------------------------------------------
 
@@ -257,7 +300,7 @@ class Follower:
                     await self._open()
                 await self._deliver_next()
             except (SinkUnusable, LogTrimmed) as error:
-                self._failed(error)
+                self._failed(self._left_behind(error) if isinstance(error, LogTrimmed) else error)
                 self.state = "failed"
                 await self._close_sink()
             except Exception as error:
@@ -275,14 +318,31 @@ class Follower:
             self.checkpoint = kept.sequence
         self._paused = self._paused or kept.paused
         self.parked = await self._checkpoints.parked_count(self.name, self.shard_name)
-        if self.checkpoint < self._shard.last_sequence:
-            # How far behind it is must be known even while its target cannot be opened.
-            for event in await self._read(self.checkpoint, 1, 1):
-                self._oldest_ms = event.timestamp
+        # How far behind it is must be known even while its target cannot be opened.
+        await self._measure()
+
+    async def _measure(self) -> None:
+        """Count what is behind the checkpoint; from here on every frame and every delivery is counted along."""
+        last, self._counted_to = self._shard.last_sequence, self._shard.last_sequence
+        self._log_bytes = self._shard.log.statistics().bytes
+        self.backlog.clear()
+        after, resets = self.checkpoint, self._resets
+        size = await self._shard.log.size_after(after, last)
+        try:
+            first = await self._cursor.read(after, 1, 1) if size.events else []
+            since_ms = first[0].timestamp if first else self._shard.now_ms()
+        except LogTrimmed:
+            since_ms = (await self._shard.log.anchor()).time_ms
+        if resets == self._resets:  # One that came meanwhile has it measured again.
+            self.backlog.add_older(size.events, size.bytes, since_ms)
+            self._measured = True
+            if self.requirement is not None:
+                self.requirement.look()
 
     async def _open(self) -> None:
         # Whoever resets a sink has changed something about its target, perhaps emptied it.
         reset, self._resets_seen = self._resets_seen != self._resets, self._resets
+        before = self.checkpoint
         if self._opened:
             await self._close_sink()
         known = await self._within_time(self._sink.open(self.shard_name))
@@ -297,6 +357,8 @@ class Follower:
                 f" {self._shard.last_sequence}: one of them belongs to something else, or the log lost its end;"
                 " empty the target or give it another place, then resume"
             )
+        if reset or self.checkpoint != before:
+            await self._measure()
 
     async def _tell_moved(self) -> None:
         async with self._moved:
@@ -329,7 +391,7 @@ class Follower:
         """Deliver one batch, or wait until there is something to deliver."""
         self._more.clear()
         if self._shard.last_sequence <= self.checkpoint:
-            self._oldest_ms = None
+            self.backlog.clear()
             self._succeeded()
             await self._tell_moved()
             if not self._stopping:
@@ -339,7 +401,6 @@ class Follower:
         batch = self._up_to_refused(await self._next_batch())
         if not batch:
             return
-        self._oldest_ms = batch[0].timestamp
         try:
             await self._within_time(self._sink.apply(batch))
         except SinkRefused as error:
@@ -349,29 +410,21 @@ class Follower:
 
     async def _next_batch(self) -> list[ReplicatedEvent]:
         most, size = self.settings.batch_events, self.settings.batch_bytes
-        batch = await self._read(self.checkpoint, most, size)
+        batch = await self._cursor.read(self.checkpoint, most, size)
         room = size - sum(len(event.data) for event in batch)
         if batch and len(batch) < most and room > 0 and self.settings.linger_ms:
-            await asyncio.sleep(self.settings.linger_ms / 1000)
+            await self._linger()
             if self._shard.last_sequence > batch[-1].sequence:
-                batch += await self._read(batch[-1].sequence, most - len(batch), room)
+                batch += await self._cursor.read(batch[-1].sequence, most - len(batch), room)
         return batch
 
-    async def _read(self, after: int, events_max: int, bytes_max: int) -> list[ReplicatedEvent]:
-        """At least one event behind `after`, and more while they fit."""
-        events: list[ReplicatedEvent] = []
-        # Closed here and now: left to the collector it would keep the log's reader for a while.
-        reading = cast(AsyncGenerator[Frame, None], self._shard.log.read(after + 1, self._shard.last_sequence))
-        async with aclosing(reading) as frames:
-            async for frame in frames:
-                for event in events_of_frame(frame, self._region, events[-1].sequence if events else after):
-                    bytes_max -= len(event.data)
-                    if events and (bytes_max < 0 or len(events) == events_max):
-                        return events
-                    events.append(event)
-                if len(events) >= events_max or bytes_max <= 0:
-                    break
-        return events
+    async def _linger(self) -> None:
+        """Wait for company, but not when the node stops or an operator wants something."""
+        try:
+            async with asyncio.timeout(self.settings.linger_ms / 1000):
+                await self._wait_changed()
+        except TimeoutError:
+            return
 
     async def _confirm(self, batch: list[ReplicatedEvent], resets: int) -> None:
         now_ms = self._shard.now_ms()
@@ -379,9 +432,12 @@ class Follower:
         await self._checkpoints.save(self.name, self.shard_name, last, now_ms)
         if resets == self._resets:  # One that came meanwhile is saved behind this one.
             self.checkpoint = last
+            self.backlog.take(len(batch), batch[-1].timestamp)
+            if self.requirement is not None:
+                self.requirement.look()
         for refused in [sequence for sequence in self._refusals if sequence <= last]:
             del self._refusals[refused]
-        self.events.update(event.event_type for event in batch)
+        self.events.update(map(_TYPE, batch))
         self._rate.take(asyncio.get_running_loop().time(), len(batch))
         self.lag.observe(max(0, now_ms - batch[0].timestamp) / 1000)
 
@@ -405,6 +461,8 @@ class Follower:
 
     def _up_to_refused(self, batch: list[ReplicatedEvent]) -> list[ReplicatedEvent]:
         """With a refused event on its way, deliver up to it first: a retry must not repeat what is behind it."""
+        if not self._refusals:
+            return batch
         for index, event in enumerate(batch):
             if event.sequence in self._refusals:
                 return batch[:index] if index else batch[:1]
@@ -429,6 +487,19 @@ class Follower:
         if text != self.last_error:
             _log.warning("sink_failed", extra={**self._labels(), "reason": text})
         self.last_error = text
+
+    def _left_behind(self, error: LogTrimmed) -> SinkUnusable:
+        """What to do about a log that no longer has what the sink has not got."""
+        begins = error.details.get("anchor")
+        lost = f"the log of {self.shard_name} begins after {begins}, {self.name} has come to {self.checkpoint}:"
+        if self._sink.rebuilds_state:
+            advice = "it rebuilds a state and cannot leave out what is between; restore its target from a backup"
+        else:
+            advice = (
+                "what is between is gone from here; restore the target from a backup, or leave it out:"
+                f" omnirelay replication reset {self.name} --to {begins}"
+            )
+        return SinkUnusable(f"{lost} {advice}")
 
     def _labels(self) -> dict[str, str]:
         return {"sink": self.name, "shard": self.shard_name}

@@ -88,7 +88,7 @@ class Replication:
         sink = _MadeWhenOpened(settings, SinkPlace(settings.name, name, self._directory, lookup))
         follower = Follower(settings.name, sink, shard, self._checkpoints, settings.follow, region=self._region)
         if settings.follow.required:
-            shard.add_trim_guard(lambda: follower.confirmed + 1)
+            shard.add_trim_guard(follower.needs_from)
         self._sinks[settings.name, name] = sink
         self.followers.append(follower)
         follower.start()

@@ -102,6 +102,37 @@ REPLICATION_FAILURES = Metric(
     labels=("shard", "sink"),
 )
 
+REPLICATION_BEHIND = Metric(
+    "omnirelay.resourcelease.replication.behind_events",
+    "gauge",
+    "Events that a sink has not confirmed yet.",
+    labels=("shard", "sink"),
+)
+REPLICATION_BEHIND_BYTES = Metric(
+    "omnirelay.resourcelease.replication.behind_bytes",
+    "gauge",
+    "Bytes of the log that a sink has not confirmed yet.",
+    labels=("shard", "sink"),
+)
+REPLICATION_BEHIND_SECONDS = Metric(
+    "omnirelay.resourcelease.replication.behind_seconds",
+    "gauge",
+    "Age of the oldest event that a sink has not confirmed yet.",
+    labels=("shard", "sink"),
+)
+REPLICATION_CLOSES_INTAKE = Metric(
+    "omnirelay.resourcelease.replication.closes_intake",
+    "gauge",
+    "1 while a required sink keeps the intake of its shard closed.",
+    labels=("shard", "sink"),
+)
+REPLICATION_DROPPED = Metric(
+    "omnirelay.resourcelease.replication.requirement_dropped",
+    "gauge",
+    "1 while a required sink holds back more of the log than it may and counts as optional.",
+    labels=("shard", "sink"),
+)
+
 CALLS = Metric(
     "omnirelay.rpc.requests", "counter", "Calls by procedure and status.", labels=("procedure", "transport", "status")
 )

@@ -211,8 +211,8 @@ class SqliteLog:
     async def head(self) -> Head:
         return (await self._read(self._view)).head.head
 
-    async def size_after(self, sequence: int) -> LogSize:
-        return await self._read(self._query, lambda connection: read_size(connection, sequence))
+    async def size_after(self, sequence: int, up_to: int | None = None) -> LogSize:
+        return await self._read(self._query, lambda connection: read_size(connection, sequence, up_to))
 
     async def anchor(self) -> Anchor:
         return (await self._read(self._view)).anchor

@@ -26,6 +26,7 @@ _FRAME_TYPES: Final = (int, int, int, int, int, int, bytes, bytes)
 _HEAD_TYPES: Final = (int, int, int, bytes, int, (str, type(None)), int)
 _ANCHOR_TYPES: Final = (int, bytes, int, int, int)
 _LINK_TYPES: Final = (int, bytes, int)
+_END: Final = (1 << 63) - 1
 _SIZE_TYPES: Final = (int, int)
 _SNAPSHOT_TYPES: Final = (int, bytes, str, str, int, int, int, int)
 
@@ -89,9 +90,9 @@ def position_at(connection: apsw.Connection, sequence: int, anchor: Anchor) -> P
     return None if row is None else Position(sequence, row[0])
 
 
-def read_size(connection: apsw.Connection, after: int) -> LogSize:
+def read_size(connection: apsw.Connection, after: int, up_to: int | None) -> LogSize:
     """How many events are behind one, and the bytes of their frames."""
-    row = next(_rows(connection, _READ_SIZE, (after,)))
+    row = next(_rows(connection, _READ_SIZE, (after, _END if up_to is None else up_to)))
     return LogSize(*_typed(row, _SIZE_TYPES, "the size of the log"))
 
 

@@ -82,6 +82,7 @@ class KeepingConformance:
         assert await leader.log.size_after(0) == LogSize(12, sum(sizes))
         assert await leader.log.size_after(3) == LogSize(9, sum(sizes[1:]))
         assert await leader.log.size_after(4) == LogSize(8, sum(sizes[1:]))
+        assert await leader.log.size_after(4, 9) == LogSize(5, sum(sizes[1:3]))
         assert await leader.log.size_after(12) == LogSize(0, 0)
         jump = await leader.append(leader.generation_start())
         assert await leader.log.size_after(11) == LogSize(1 + jump.count, sizes[3] + len(jump.data))

@@ -83,7 +83,8 @@ SELECT count(*) FROM frames WHERE last > ? AND last <= ?;
 
 -- How much a reader has before it. The size of a text is known without reading it (SQLite 3.43 or later).
 -- name: read_size
-SELECT coalesce(sum(min(count, last - ?1)), 0), coalesce(sum(octet_length(data)), 0) FROM frames WHERE last > ?1;
+SELECT coalesce(sum(min(count, last - ?1)), 0), coalesce(sum(octet_length(data)), 0) FROM frames
+WHERE last > ?1 AND last <= ?2;
 
 -- Beyond the head: rows that no commit of ours left there.
 -- name: last_of_frames
