@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 START_SECONDS = 120.0
+PASSWORD_USER = "careful"
 KAFKA = Path(__file__).parents[1] / "build" / "kafka"
 
 
@@ -41,6 +42,8 @@ class Server(ABC):
     """One process with its files in a directory of its own, which goes when the server is removed."""
 
     user: str | None = None
+    at_once = signal.SIGKILL
+    """The quickest end there is when nothing need be kept."""
 
     def __init__(self) -> None:
         # Not below pytest's directories: those belong to us alone, and some servers refuse to run as root.
@@ -118,7 +121,7 @@ class Server(ABC):
         self._process.send_signal(signal.SIGCONT)
 
     def remove(self) -> None:
-        self.stop(signal.SIGKILL)
+        self.stop(self.at_once)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -126,6 +129,7 @@ class PostgresServer(Server):
     """As initdb makes it. It refuses to run as root; then it runs as the user `postgres`."""
 
     user = "postgres" if os.geteuid() == 0 else None
+    at_once = signal.SIGQUIT
 
     def __init__(self, *, fsync: bool = False) -> None:
         super().__init__()
@@ -140,6 +144,10 @@ class PostgresServer(Server):
             extra_groups=[] if self.user else None,
             stdout=subprocess.DEVNULL,
         )
+
+        # Everybody is let in, except for one user who has to know a password.
+        rules = self.directory / "data" / "pg_hba.conf"
+        rules.write_text(f"host all {PASSWORD_USER} 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
 
     def command(self) -> Sequence[str | Path]:
         options = {

@@ -7,6 +7,29 @@ import pytest
 
 from omnirelay.testing.disk import RecordingVFS
 from tests.integration.log_sqlite import SqliteStore
+from tests.servers import NatsServer, PostgresServer
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A server that all tests of this process share; each takes a table of its own."""
+    server = PostgresServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[NatsServer]:
+    """A server that all tests of this process share; each takes a stream of its own."""
+    server = NatsServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
 
 
 @pytest.fixture

@@ -21,18 +21,17 @@ from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.extras import extra
 from omnirelay.replication.files import whole_event
 from omnirelay.replication.loops import OneLoop
+from omnirelay.replication.nats_acknowledgements import Acknowledgements
 from omnirelay.replication.settings import FollowSettings
 from omnirelay.replication.sinks import SinkRefused, SinkUnusable
 
 with extra("nats"):
-    import nats
     from nats.aio.client import Client
     from nats.errors import Error as NatsError
     from nats.js import JetStreamContext
     from nats.js.api import DiscardPolicy, StorageType, StreamConfig
     from nats.js.errors import NotFoundError
 
-_UNACKNOWLEDGED_MAX = 1 << 20
 _CLOSE_SECONDS = 1.0
 _HEADER_BYTES = 1_024
 """More than the headers of a message ever have; they count towards its size."""
@@ -72,8 +71,7 @@ class NatsSink:
         self._line_of = line_of
         self._seconds = timeout_ms / 1000
         self._connection: Client | None = None
-        self._context: JetStreamContext | None = None
-        self._lost = asyncio.Event()
+        self._acknowledgements = Acknowledgements()
         self._said: str | None = None
         self._size_max = 0
         self._one_by_one = False
@@ -121,36 +119,39 @@ class NatsSink:
     def _without_password(self, text: str) -> str:
         return text.replace(self._password, "…") if self._password else text
 
-    async def _connected(self) -> JetStreamContext:
-        if self._context is not None and not self._lost.is_set():
-            return self._context
+    async def _connected(self) -> Client:
+        if self._connection is not None and self._connection.is_connected:
+            return self._connection
         await self._disconnect()
-        self._lost, self._said = asyncio.Event(), None
-        self._connection = connection = await nats.connect(
+        self._said = None
+        # Known before it is connected: when that fails half-way, there is something to close.
+        self._connection = connection = Client()
+        await connection.connect(
             self._servers,
             name="omnirelay",
             connect_timeout=max(1, int(self._seconds)),
             # Whoever delivers tries again, and decides when.
             allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
             ping_interval=10,
             error_cb=self._on_error,
             closed_cb=self._on_closed,
             **self._credentials,
         )
-        context = connection.jetstream(timeout=self._seconds, publish_async_max_pending=_UNACKNOWLEDGED_MAX)
+        context = connection.jetstream(timeout=self._seconds)
         self._one_by_one, self._size_max = await self._find_stream(context, connection.max_payload)
-        self._context = context
-        return context
+        await self._acknowledgements.listen(connection)
+        return connection
 
     async def _on_error(self, error: Exception) -> None:
         self._said = str(error) or type(error).__name__
 
     async def _on_closed(self) -> None:
-        self._lost.set()
+        self._acknowledgements.lose()
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
-        self._context = None
         if connection is not None and not connection.is_closed:
             try:
                 async with asyncio.timeout(_CLOSE_SECONDS):
@@ -179,7 +180,7 @@ class NatsSink:
         return found.discard == DiscardPolicy.NEW and limited, size_max
 
     async def _publish(self, events: Sequence[ReplicatedEvent]) -> None:
-        context = await self._connected()
+        connection = await self._connected()
         lines = [(event, line) for event in events if (line := self._line_of(event)) is not None]
         for event, line in lines:
             if len(line) > self._size_max:
@@ -188,27 +189,19 @@ class NatsSink:
                 raise SinkRefused(message, sequence=event.sequence)
         at_once = 1 if self._one_by_one else max(1, len(lines))
         for start in range(0, len(lines), at_once):
-            await self._acknowledged(context, lines[start : start + at_once])
+            await self._acknowledged(connection, lines[start : start + at_once])
 
-    async def _acknowledged(self, context: JetStreamContext, lines: Sequence[Line]) -> None:
-        waiting: list[asyncio.Future[Any]] = []
-        lost = asyncio.create_task(self._lost.wait())
-        try:
-            for event, line in lines:
-                headers = self._headers(event)
-                waiting.append(await context.publish_async(self._subject, line, stream=self._stream, headers=headers))
-            every = asyncio.gather(*waiting)
-            await asyncio.wait((every, lost), return_when=asyncio.FIRST_COMPLETED)
-            if not every.done():
-                raise NatsError("the connection was lost")
-            await every
-        finally:
-            for each in (lost, *waiting):
-                each.cancel()
-            await asyncio.gather(lost, *waiting, return_exceptions=True)
+    async def _acknowledged(self, connection: Client, lines: Sequence[Line]) -> None:
+        all_taken = self._acknowledgements.expect(len(lines))
+        for event, line in lines:
+            reply = self._acknowledgements.next_reply()
+            await connection.publish(self._subject, line, reply=reply, headers=self._headers(event))
+        await all_taken
 
     def _headers(self, event: ReplicatedEvent) -> dict[str, str]:
         return {
+            # Should another stream take the subject over, this one is not to believe itself acknowledged.
+            "Nats-Expected-Stream": self._stream,
             "Nats-Msg-Id": f"{self._subject}/{event.sequence}",
             "OmniRelay-Shard": event.shard,
             "OmniRelay-Sequence": str(event.sequence),
@@ -225,7 +218,7 @@ def _servers(url: str) -> list[str]:
     return [f"{scheme}://{host.strip()}" for host in bare]
 
 
-def _credentials(url: str, password: str | None) -> dict[str, str]:
+def _credentials(url: str, password: str | None) -> dict[str, Any]:
     user = urlsplit(url).username
     if user is None:
         return {} if password is None else {"token": password}

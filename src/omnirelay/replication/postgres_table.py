@@ -241,7 +241,7 @@ def _row(event: ReplicatedEvent) -> Row:
         _without_nul(peer_of(event)),
         event.region.replace("\0", "\ufffd"),
         text,
-        storable(text) if "\\u" in text else text,
+        storable(text) if "\\u0000" in text else text,
     )
 
 
@@ -249,13 +249,10 @@ def _without_nul(text: str | None) -> str | None:
     return None if text is None else text.replace("\0", "\ufffd")
 
 
-_ESCAPES = re.compile(r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)")
+_ESCAPES = re.compile(r"\\(?:u0000|.)")
 
 
 def storable(json: str) -> str:
-    """The text with the characters replaced that jsonb refuses: NUL, and halves of surrogate pairs."""
-    return _ESCAPES.sub(lambda found: "\\ufffd" if _is_refused(found[0]) else found[0], json)
-
-
-def _is_refused(escape: str) -> bool:
-    return len(escape) == 6 and (escape == "\\u0000" or 0xD800 <= int(escape[2:], 16) <= 0xDFFF)
+    """The text with U+FFFD for NUL, the one character that jsonb refuses."""
+    # Escape by escape: behind an escaped backslash, u0000 is only five characters.
+    return _ESCAPES.sub(lambda found: "\\ufffd" if found[0] == "\\u0000" else found[0], json)
