@@ -20,13 +20,16 @@ from omnirelay.replication.memory import MemorySink
 from omnirelay.replication.replicators import (
     CompositeReplicator,
     InMemoryReplicator,
+    ObjectStorageReplicator,
     Replicator,
     ShardedReplicator,
     SqliteReplicator,
 )
 from omnirelay.replication.replicators.members import ReplicatorAsSink
-from omnirelay.replication.settings import TABLE, FollowSettings
+from omnirelay.replication.settings import TABLE, FollowSettings, ObjectFormat
 from omnirelay.replication.sinks import ReplicationSink, SinkGap
+from omnirelay.segments.connecting import connect
+from omnirelay.segments.verification import verify
 from omnirelay.testing.sinks import SHARD, SinkConformance, made_event, made_events
 
 QUICK = FollowSettings(linger_ms=0, retry_first_ms=1, retry_max_ms=5)
@@ -311,7 +314,7 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         InMemoryReplicator(retained_events=0)
     with pytest.raises(InvalidArgument, match="follow_members names 'x', which is no member"):
         CompositeReplicator({}, follow_members={"x": QUICK})
-    with pytest.raises(InvalidArgument, match="'table' is that of the table itself"):
+    with pytest.raises(InvalidArgument, match="'table' is that of the target itself"):
         SqliteReplicator(tmp_path, {"table": MemorySink()})
 
 
@@ -396,3 +399,34 @@ async def test_a_journal_that_lost_its_witness_goes_on_where_no_number_was_given
         kept = await replicator.read()
         assert [each.event_type for each in kept] == ["Enqueue", "GenerationStarted", "Enqueue"]
     assert rows_of(tmp_path, "events") == [each.sequence for each in kept]
+
+
+# -- object stores -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["parquet", "jsonl"])
+async def test_segments_hold_what_was_published_and_go_on_after_a_restart(tmp_path: Path, layout: ObjectFormat) -> None:
+    for numbers in ([1, 2, 3], [4, 5]):
+        async with started(
+            ObjectStorageReplicator(tmp_path / "own", str(tmp_path / "store"), layout=layout, follow=QUICK)
+        ) as replicator:
+            for number in numbers:
+                await ShardedReplicator(replicator, f"shard-{number}").publish([new(number)])
+            await replicator.wait_delivered()
+    report = await verify(await connect(str(tmp_path / "store"), {}, writable=False), "events")
+    assert (report.events, report.position.sequence) == (5, 5)
+
+
+async def test_one_object_per_event_is_never_written_over(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    async with started(ObjectStorageReplicator(tmp_path / "a", str(store), layout="json", follow=QUICK)) as replicator:
+        await replicator.publish([new(1), new(2)])
+        await replicator.wait_delivered()
+    held = {path.name: path.read_bytes() for path in (store / "events").glob("*.json")}
+    assert sorted(held) == [f"{1:020d}.json", f"{2:020d}.json"]
+    # The journal is lost, and numbers begin at 1 again.
+    async with started(ObjectStorageReplicator(tmp_path / "b", str(store), layout="json", follow=QUICK)) as replicator:
+        await replicator.publish([{"eventType": "Heartbeat"}])
+        await replicator.follower("objects").wait_state("failed")
+        assert "is another event" in replicator.status()[0].last_error
+    assert {path.name: path.read_bytes() for path in (store / "events").glob("*.json")} == held

@@ -12,11 +12,16 @@ A node needs none of this: its shards number and keep their events themselves, a
 from omnirelay.replication.replicators.base import Publishable, Replicator
 from omnirelay.replication.replicators.composite import CompositeReplicator
 from omnirelay.replication.replicators.sharded import ShardedReplicator
-from omnirelay.replication.replicators.targets import InMemoryReplicator, SqliteReplicator
+from omnirelay.replication.replicators.targets import (
+    InMemoryReplicator,
+    ObjectStorageReplicator,
+    SqliteReplicator,
+)
 
 __all__ = [
     "CompositeReplicator",
     "InMemoryReplicator",
+    "ObjectStorageReplicator",
     "Publishable",
     "Replicator",
     "ShardedReplicator",
