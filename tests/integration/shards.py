@@ -61,6 +61,10 @@ class GatedLog(MemoryLog):
         self.tried: list[bytes] = []
         """The bytes of every append, also of those that failed."""
 
+    @property
+    def is_quick(self) -> bool:
+        return False
+
     async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
         self.tried.append(frame.data)
         await self.gate.wait()

@@ -27,6 +27,10 @@ class HeldLog:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
+    @property
+    def is_quick(self) -> bool:
+        return self.before.is_set() and self.after.is_set()
+
     async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
         await self.before.wait()
         position: Position = await self.inner.append(frame, expected, inline=inline)

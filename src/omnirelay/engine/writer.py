@@ -51,7 +51,8 @@ from omnirelay.log.frame import encode_frame
 _log = logging.getLogger("omnirelay.engine")
 
 INLINE_BYTES_MAX = 64 * 1024
-"""Larger frames go to the writer thread even when nobody else waits: hashing them would hold up the loop."""
+"""Larger frames go to the writer thread: hashing them would hold up the loop, and the next one can be decided while they
+are written."""
 
 FRAME_HEADER_BYTES_MAX = 8 * 1024
 """No header of a frame takes more; shard and log id are short."""
@@ -285,10 +286,10 @@ class Writer:
         if not batch.frames:
             await self._answer(batch)
             return
-        frame = batch.frames[0]
-        alone = batch.requests <= 1 and not self._inbox and len(batch.frames) == 1
-        if alone and len(frame.data) <= INLINE_BYTES_MAX:
-            # Nobody else waits, so a hop to another thread and back would only cost time.
+        alone = batch.requests <= 1 and not self._inbox
+        small = len(batch.frames) == 1 and len(batch.frames[0].data) <= INLINE_BYTES_MAX
+        if small and (alone or self._log.is_quick):
+            # Nobody else waits, or not for long: a hop to another thread and back takes about as long as a quick disk.
             self._open = batch
             self.position = await self._append(batch, inline=True)
             self._open = None

@@ -168,6 +168,11 @@ class EventLog(Protocol):
         """Random name given at creation. Two logs of one shard never share it."""
         ...
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether an append takes so little time right now that `inline` is worth it."""
+        ...
+
     async def acquire(self, owner: str) -> Acquired:
         """Raise the epoch durably; from then on every older epoch is refused."""
         ...

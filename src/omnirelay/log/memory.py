@@ -134,6 +134,10 @@ class MemoryLog:
             storage.highest_known = known
             return Acquired(head.epoch, head.generation, head.position, head.time_ms, storage.unproven, known)
 
+    @property
+    def is_quick(self) -> bool:
+        return True
+
     async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
         self._check_open()
         if self._given_up is not None:

@@ -161,6 +161,10 @@ class SqliteLog:
     async def acquire(self, owner: str) -> Acquired:
         return await self._write(self._writer.acquire, owner)
 
+    @property
+    def is_quick(self) -> bool:
+        return self._writer.is_quick
+
     async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
         writer = self._writer
         try:

@@ -50,6 +50,9 @@ RESTART_PAGES: Final = 8 * CHECKPOINT_PAGES
 
 RESTART_WAIT_MS: Final = 20
 
+INLINE_NS_MAX: Final = 1_000_000
+"""Appends that take longer than this are made in the writer thread, so that the event loop goes on meanwhile."""
+
 PAGES_PER_COMMIT: Final = 2
 """What a commit writes besides the pages its frame fills: the page of the head and the one the frame begins on."""
 
@@ -95,6 +98,8 @@ class Writer:
         self._checkpoint_at = CHECKPOINT_PAGES
         self._frames = self._events = self._bytes = self._checkpoints = 0
         self._append_ns_last = self._append_ns = self._hash_ns = self._checkpoint_ns = 0
+        self._append_ns_usual = 0
+        """Of the last few appends."""
         self._checkpoint_failures = 0
         connection.execute(_ADVANCE_HEAD_BY_ITSELF)
 
@@ -105,6 +110,10 @@ class Writer:
         check_frame(frame, expected)
         with self._lock:
             return self._append(frame, expected)
+
+    @property
+    def is_quick(self) -> bool:
+        return self._append_ns_usual <= INLINE_NS_MAX and not self._lock.locked()
 
     def append_if_free(self, frame: Frame, expected: Position) -> Position | None:
         """The same, or None at once when a checkpoint or a trim is running: the event loop must not wait for it."""
@@ -130,6 +139,7 @@ class Writer:
         self.durable = Head(frame.epoch, frame.generation, position, frame.time_ms)
         hit("log.append.committed")
         self._append_ns_last = time.perf_counter_ns() - started
+        self._append_ns_usual += (self._append_ns_last - self._append_ns_usual) // 8
         self._append_ns += self._append_ns_last
         self._hash_ns += hashed - started
         return position
