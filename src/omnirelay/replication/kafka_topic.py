@@ -9,6 +9,7 @@ idempotent, so that what the broker has of a delivery that failed is its beginni
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -28,9 +29,12 @@ _REFUSED = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, 
 """What a broker says of a record that it will never take."""
 _MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """Whether a record is too large is for the broker to say; the library's own limit is lower than some brokers'."""
+_MAY_COME = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE})
+_TOPIC_SECONDS = 3.0
+"""How long a topic that was made just now may take to be known everywhere; brokers make one by being asked for it."""
 _POLL_SECONDS = 0.1
 
-Line = tuple[ReplicatedEvent, bytes]
+_log = logging.getLogger("omnirelay.replication.kafka")
 
 
 class KafkaSink:
@@ -91,8 +95,9 @@ class KafkaSink:
                         **FIXED_PROPERTIES,
                         "bootstrap.servers": self._servers,
                         "error_cb": self._on_error,
-                        # It would write to standard error; what matters comes by error_cb.
-                        "log_level": 0,
+                        "log_level": 2,
+                        # Else it writes to standard error. Little is left to say: what matters comes by error_cb.
+                        "logger": _log,
                     }
                 )
             except KafkaException as error:
@@ -116,13 +121,26 @@ class KafkaSink:
     def _find_topic(self) -> None:
         """A wrong address or a missing topic shall be known before the first event comes."""
         producer = self._made()
+        until = time.monotonic() + min(self._seconds * 0.9, _TOPIC_SECONDS)
+        while True:
+            try:
+                found = producer.list_topics(self._topic, timeout=self._seconds * 0.9).topics[self._topic]
+            except KafkaException as error:
+                self._poll(producer, 0)  # Hands out what error_cb has to say.
+                raise self._unavailable(self._words(error.args[0])) from None
+            if found.error is None:
+                return
+            if found.error.code() not in _MAY_COME or time.monotonic() > until:
+                raise self._unavailable(f"the topic {self._topic} cannot be used, {self._words(found.error)}")
+            self._poll(producer)
+
+    def _poll(self, producer: Producer, seconds: float = _POLL_SECONDS) -> None:
+        """Let reports come in."""
         try:
-            found = producer.list_topics(self._topic, timeout=self._seconds * 0.9).topics[self._topic]
+            producer.poll(seconds)
         except KafkaException as error:
-            producer.poll(0)  # Hands out what error_cb has to say.
-            raise self._unavailable(self._words(error.args[0])) from None
-        if found.error is not None and found.error.code() != KafkaError.LEADER_NOT_AVAILABLE:
-            raise self._unavailable(f"the topic {self._topic} cannot be used, {self._words(found.error)}")
+            # A producer that can do no more says so here; which record it was, the reports say.
+            self._on_error(error.args[0])
 
     def _deliver(self, events: Sequence[ReplicatedEvent]) -> None:
         lines = [(event, line) for event in events if (line := self._line_of(event)) is not None]
@@ -133,7 +151,7 @@ class KafkaSink:
         for index, (event, line) in enumerate(lines):
             self._produce(producer, event, line, reports.taker(index), until)
         while reports.missing and reports.first_failed is None:
-            producer.poll(_POLL_SECONDS)
+            self._poll(producer)
             if time.monotonic() > until:
                 raise self._unavailable(f"{reports.missing} of {len(lines)} events not confirmed in time")
         if reports.first_failed is not None:
@@ -156,7 +174,7 @@ class KafkaSink:
             try:
                 producer.produce(self._topic, line, event.shard.encode(), headers=headers, on_delivery=taker)
             except BufferError:
-                producer.poll(_POLL_SECONDS)
+                self._poll(producer)
                 if time.monotonic() > until:
                     raise self._unavailable("it takes in nothing more") from None
             except KafkaException as error:
