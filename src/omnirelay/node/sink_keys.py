@@ -211,9 +211,10 @@ def sink_problems(
     first, longest = (given.get(field, getattr(_FOLLOW, field)) for field in ("retry_first_ms", "retry_max_ms"))
     if first > longest:
         problems.append(("retry_first", "must not be longer than retry_max"))
+    changed = [field for field, value in given.items() if value != getattr(_FOLLOW, field, None)]
     if not given.get("required", False) and "required" not in refused:
-        problems += [(key_of_field(field), "goes with required = true only") for field in given if field in _REQUIRED]
-    if "on_retention_exceeded" in given and not given.get("max_retained_bytes") and "max_retained_bytes" not in refused:
+        problems += [(key_of_field(field), "goes with required = true only") for field in changed if field in _REQUIRED]
+    if "on_retention_exceeded" in changed and not given.get("max_retained_bytes") and "max_retained_bytes" not in refused:
         problems.append(("on_retention_exceeded", "has no meaning without max_retained_bytes"))
     kind = given.get("kind")
     if kind is None:
