@@ -25,7 +25,7 @@ BENCH := $(VENV)/.bench-installed
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # ------------------------------------------------------------------------------------- set-up
 
@@ -85,8 +85,17 @@ bench-peers: setup $(BENCH) ## measure a node beside Redis, PostgreSQL and beans
 
 # ----------------------------------------------------------------------------------- checking
 
+# What the tests of the sinks write to; a moment when they are there.
+.PHONY: servers
+servers:
+	@sh scripts/install-servers
+
+.PHONY: kafka
+kafka:
+	@sh scripts/fetch-kafka
+
 .PHONY: test
-test: setup ## run the test suite
+test: setup servers ## run the test suite
 	@$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
 
 # The same tests against core as mypyc compiles it.
@@ -99,13 +108,19 @@ $(COMPILED)/.made: hatch_build.py $(wildcard src/omnirelay/core/*.py src/omnirel
 	@touch $@
 
 .PHONY: test-compiled
-test-compiled: $(COMPILED)/.made ## run the tests of core and engine with core compiled
+test-compiled: $(COMPILED)/.made servers ## run the tests of core and engine with core compiled
 	@PYTHONPATH=$(COMPILED) OMNIRELAY_EXPECT_COMPILED=1 \
 		$(PY) -m pytest -n 2 --dist worksteal tests/unit tests/property tests/integration $(ARGS)
 
 .PHONY: crash-test
-crash-test: setup ## kill the process hundreds of times and check what it recovers
+crash-test: setup servers ## kill the process hundreds of times and check what it recovers
 	@OMNIRELAY_LONG=1 $(PY) -m pytest -n 2 --dist worksteal tests/crash $(ARGS)
+
+.PHONY: replication-test
+replication-test: setup servers kafka ## kill nodes and what their sinks write to, and test with Kafka (long form)
+	@OMNIRELAY_LONG=1 $(PY) -m pytest -n 2 --dist worksteal tests/crash/test_replication*.py \
+		tests/integration/test_replication*.py tests/integration/test_sink*.py \
+		tests/integration/test_golden_next_version.py $(ARGS)
 
 .PHONY: disk-test
 disk-test: setup ## cut the power at every write and fail every write and flush (long form)

@@ -31,7 +31,6 @@ from tests.servers import KafkaServer
 pytestmark = [
     pytest.mark.skipif(os.environ.get("OMNIRELAY_LONG") != "1", reason="the long form only: make replication-test"),
     pytest.mark.timeout(900),
-    pytest.mark.xdist_group("kafka"),
 ]
 
 PATIENCE_S = 120
