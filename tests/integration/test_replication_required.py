@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from omnirelay.engine.leading import NEW_LEADER
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import ResourceExhausted
+from omnirelay.node.node import Node
 from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.following import Follower
-from omnirelay.replication.settings import FollowSettings
+from omnirelay.replication.settings import FollowSettings, SinkSettings
 from omnirelay.testing.clock import FakeClock
+from tests.cli.processes import command, environment
+from tests.integration.nodes import Http, settings_for
 from tests.integration.shards import Place, enqueued, events_of, items, on_every_log, one_lease, soon, start
 
 LIMITED = FollowSettings(
@@ -372,3 +376,87 @@ async def test_a_sink_that_hangs_and_one_that_is_slow_hold_up_neither_callers_no
             expected = [event.sequence_number for event in await events_of(shard.log)]
             assert quick.taken == slow.taken == expected
             assert hanging.taken == []
+
+
+# -- what a whole node shows of it ---------------------------------------------------------------
+
+
+@asynccontextmanager
+async def receiver(gate: asyncio.Event) -> AsyncIterator[str]:
+    """An HTTP server that takes deliveries once the gate is open."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                await reader.readexactly(int(head.split("content-length:")[1].split("\r\n")[0]))
+                await gate.wait()
+                writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    finally:
+        gate.set()
+        server.close()
+
+
+async def test_a_node_says_everywhere_why_its_intake_is_closed() -> None:
+    gate = asyncio.Event()
+    async with receiver(gate) as url:
+        audit = SinkSettings(name="audit", kind="webhook", url=url, follow=LIMITED)
+        node = Node(msgspec.structs.replace(settings_for(None), sinks=(audit,)))
+        await node.start()
+        try:
+            await _check_what_a_node_says(node, gate)
+        finally:
+            await node.stop()
+
+
+async def _check_what_a_node_says(node: Node, gate: asyncio.Event) -> None:
+    ear = Ear(node.components[0].shard())
+    item = {"payload": {"resourceType": "table", "resourceId": "orders"}}
+    async with Http(node) as http, Http(node, "replication") as control:
+        await http.call("enqueue", {"items": [item] * 12})
+        reason = (await ear.wait(active=True)).reason
+        assert reason is not None
+        refused = await http.post("enqueue", item)
+        assert (refused.status_code, refused.json()["code"]) == (429, "error.resourcelease.backpressure")
+        assert refused.json()["message"] == reason
+        assert "retry-after" in refused.headers
+        pressure = (await http.call("stats"))["stats"]["backpressure"]
+        assert (pressure["isActive"], pressure["reason"]) == (True, reason)
+        assert [cause["cause"] for cause in pressure["causes"]] == ["replication.lag:audit"]
+        assert (await http.call("why", {"sequenceId": 1}))["intake"] == reason
+        ready = await http.client.get("/readyz")
+        assert ready.status_code == 200  # Whoever leases and completes is served.
+        [shard], [sink] = ready.json()["shards"], ready.json()["sinks"]
+        assert (shard["backpressure"], shard["intake"], sink["closesIntake"]) == (True, reason, reason)
+        [component] = (await http.client.get("/omnirelay/introspect")).json()["components"]
+        assert component["intake"] == reason
+        [status] = (await control.call("status"))["sinks"]
+        assert (status["closesIntake"], status["requirementDropped"]) == (reason, False)
+        assert status["lagBytes"] > 0
+        metrics = (await http.client.get("/metrics")).text
+        labels = '{shard="resourcelease",sink="audit"}'
+        assert f"omnirelay_resourcelease_replication_closes_intake{labels} 1.0" in metrics
+        assert f"omnirelay_resourcelease_replication_requirement_dropped{labels} 0.0" in metrics
+        assert (
+            'omnirelay_resourcelease_backpressure_transitions_total{shard="resourcelease",to="closed"} 1.0' in metrics
+        )
+        for arguments in (["backpressure"], ["stats"], ["why", "1"], ["replication", "status"]):
+            shown = await asyncio.to_thread(_shown, *arguments, "--url", node.url)
+            assert "required sink audit" in shown, arguments
+        gate.set()
+        await ear.wait(active=False)
+        await http.call("enqueue", item)
+        assert "closes_intake" + labels + " 0.0" in (await http.client.get("/metrics")).text
+
+
+def _shown(*arguments: str) -> str:
+    done = subprocess.run(
+        command(*arguments), env={**environment(), "COLUMNS": "300"}, capture_output=True, text=True, check=True
+    )
+    return " ".join(done.stdout.split())

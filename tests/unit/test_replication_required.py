@@ -12,6 +12,7 @@ from omnirelay.core.options import QueueOptions
 from omnirelay.core.snapshot import digest, dump
 from omnirelay.core.why import why
 from omnirelay.errors import InvalidArgument, ResourceExhausted
+from omnirelay.node.sink_keys import fields_of_sink, sink_problems
 from tests.builders import START_MS, WORKER, Kernel, new_item, replay
 from tests.gates import fill, grant, signal, through_snapshot
 
@@ -171,3 +172,22 @@ def test_a_state_that_never_had_one_is_written_as_it_always_was() -> None:
     close(kernel)
     _, chunks = dump(kernel.state)
     assert sum(b"closures" in chunk for chunk in chunks) == 1
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+def test_limits_go_with_required_sinks_only() -> None:
+    limits = {"kind": "memory", "lag_events_max": 5, "lag_max_ms": 7, "max_retained_bytes": 9}
+    assert sink_problems(limits, (), ["s"]) == [
+        (key, "goes with required = true only") for key in ("lag_events_max", "lag_max", "max_retained_bytes")
+    ]
+    assert sink_problems({**limits, "required": True}, (), ["s"]) == []
+    assert sink_problems({**limits}, ("required",), ["s"]) == []
+
+
+def test_what_happens_beyond_a_limit_needs_the_limit() -> None:
+    asked = {"kind": "memory", "required": True, "on_retention_exceeded": "drop_requirement"}
+    assert sink_problems(asked, (), ["s"]) == [("on_retention_exceeded", "has no meaning without max_retained_bytes")]
+    assert sink_problems({**asked, "max_retained_bytes": 1}, (), ["s"]) == []
+    assert fields_of_sink({**asked, "max_retained_bytes": 1})["follow"].on_retention_exceeded == "drop_requirement"
