@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +20,7 @@ from omnirelay.engine.leading import NEW_LEADER
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import ResourceExhausted
+from omnirelay.node.loading import load
 from omnirelay.node.node import Node
 from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.events import ReplicatedEvent
@@ -460,3 +462,23 @@ def _shown(*arguments: str) -> str:
         command(*arguments), env={**environment(), "COLUMNS": "300"}, capture_output=True, text=True, check=True
     )
     return " ".join(done.stdout.split())
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs/replication/README.md").read_text()
+SECTION = PAGE.split("\n## Required sinks\n")[1].split("\n## ")[0]
+
+
+async def test_the_example_of_the_page_runs() -> None:
+    [block] = re.findall(r"^```python\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
+    await asyncio.to_thread(exec, compile(block, "docs/replication/README.md", "exec"), {"__name__": "__main__"})
+
+
+def test_the_configuration_of_the_page_loads(tmp_path: Path) -> None:
+    [block] = re.findall(r"^```toml\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
+    (tmp_path / "omnirelay.toml").write_text(block)
+    [audit] = load(tmp_path / "omnirelay.toml", {}, {}).settings.sinks
+    follow = audit.follow
+    assert (follow.required, follow.lag_events_max, follow.lag_max_ms) == (True, 200_000, 900_000)
+    assert (follow.max_retained_bytes, follow.on_retention_exceeded) == (10 << 30, "drop_requirement")
