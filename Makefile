@@ -154,6 +154,10 @@ wheel-test: setup ## build the wheels, install each into a fresh environment and
 
 # ------------------------------------------------------------------------------------- upkeep
 
+.PHONY: schemas
+schemas: setup ## write anew what is made of the definition of the events: the .proto file and its page
+	@PYTHONPATH=src $(PY) -m scripts.make_schemas
+
 LOCK = "$$work/bin/uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-config --no-emit-index-url --custom-compile-command 'make lock' $(ARGS)
 

@@ -110,6 +110,7 @@ def test_the_audit_trail_has_a_line_for_every_action_it_knows(tmp_path: Path, ev
     assert [line["sequenceNumber"] for line in lines] == [
         event.sequence for event in events if event.event_type in actions
     ]
+    assert {line["thumbprint"] for line in lines if line["action"] in ("enqueue", "grant")} == {"ab:cd"}
 
 
 def test_no_kind_of_sink_was_forgotten() -> None:

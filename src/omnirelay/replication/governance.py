@@ -70,6 +70,8 @@ class Holder(msgspec.Struct):
     fence: int | None = None
     peer: str | None = None
     principal: str | None = None
+    thumbprint: str | None = None
+    """Of the lease's owner; the shard itself does not remember it."""
 
 
 Lookup = Callable[[int, str | None], Holder | None]
@@ -114,6 +116,7 @@ class _Stored(msgspec.Struct, rename="camel"):
     items: list[_RestoredItem] = []
     peer_id: str | None = None
     principal: str | None = None
+    principal_thumbprint: str | None = None
 
 
 _read = msgspec.json.Decoder(_Stored).decode
@@ -170,13 +173,13 @@ class GovernanceLines:
             raise SinkRefused(f"{event.event_type} names no item", sequence=event.sequence)
         holder = self._holder(item, None if token is None else token.lease_id)
         fence = None if token is None else token.fence
-        peer, principal = stored.peer_id or None, stored.principal
+        peer, principal, thumbprint = stored.peer_id or None, stored.principal, stored.principal_thumbprint
         if action == "grant":
             # Its own number is the fence of a lease.
             fence = event.sequence if fence is None else fence
-            holder.fence, holder.peer, holder.principal = fence, peer, principal
+            holder.fence, holder.peer, holder.principal, holder.thumbprint = fence, peer, principal, thumbprint
         elif token is not None and (fence is None or fence == holder.fence):
-            peer, principal = holder.peer, holder.principal
+            peer, principal, thumbprint = holder.peer, holder.principal, holder.thumbprint
         return GovernanceLine(
             sequence_number=event.sequence,
             action=action,
@@ -189,5 +192,5 @@ class GovernanceLines:
             resource_id=holder.resource_id,
             peer=peer,
             principal=principal,
-            thumbprint=None,
+            thumbprint=thumbprint,
         )

@@ -16,8 +16,7 @@ def library(module: str) -> Any:
         return importlib.import_module(f"google.protobuf.{module}")
     except ImportError:
         raise FailedPrecondition(
-            "events in protobuf need the protobuf library: pip install 'omnirelay[protobuf]'",
-            code="error.events.protobuf_missing",
+            "events in protobuf need the protobuf library: pip install 'omnirelay[protobuf]'"
         ) from None
 
 

@@ -45,10 +45,8 @@ _FIELDS: Final = {
     "maxAttempts": "Most attempts of this item, when it has a number of its own.",
     "parentSequenceId": "The item whose completion brought this one.",
     "requestKey": "Fingerprint of the request id, by which a repeated enqueue is recognised.",
-    "LeaseGranted.requestKey": "The request id of the lease call, by which a repeated one is recognised.",
     "payloadDigest": "Fingerprint of what was enqueued: a repeated request id with something else is refused.",
     "peerId": "Who called, as it named itself.",
-    "LeaseGranted.peerId": "The owner, as it named itself.",
     "principal": "Who called, as it was authenticated.",
     "ownership": "The lease.",
     "expiresAt": "The lease ends then, unless it is renewed.",
@@ -58,14 +56,12 @@ _FIELDS: Final = {
     "resultEncoding": "Media type of the result.",
     "followUpIds": "The items that this completion brought.",
     "error": "What went wrong.",
-    "DeadLettered.error": "Why it was the last attempt.",
     "mode": "What becomes of the item.",
     "nextAttempt": "Number of the attempt to come, when there is one.",
     "metadata": "What the owner said about the failure.",
     "items": "The items, whole.",
     "undelivered": "No sign of life ever came for this lease, so that the attempt does not count.",
     "reason": "Why, for people.",
-    "Purged.reason": "Whether somebody asked for it, or a cap on what is remembered was reached.",
     "resourceType": "The resource type it is about.",
     "tenant": "The tenant it is about.",
     "intake": "Nothing is taken in, either.",
@@ -79,32 +75,55 @@ _FIELDS: Final = {
     "downFrom": "The last proof that the writer before it lived.",
     "epoch": "Number of the writer; only rises.",
     "owner": "Name of the node that writes.",
-    "Redriven.notBefore": "Not leased before these instants, in the order of `sequenceIds`, when a rate was asked for.",
     "endedUpTo": "Everything that ended up to this event is forgotten.",
     "options": "All options of the shard.",
     "generation": "Number of the generation.",
     "nextSequenceId": "Items are numbered from here on.",
-    # members of objects
-    "payload.resourceType": "Kind of the resource.",
-    "payload.resourceId": "Which resource.",
-    "payload.partitionKey": "Key of its partition; the resource id when it is left out.",
-    "payload.payloadEncoding": "Media type of the body.",
-    "payload.body": "What the worker gets.",
-    "payload.attributes": "Names and texts that the caller added.",
-    "payload.requestId": "Id by which the caller repeats an enqueue safely.",
-    "ownership.attempt": "Which attempt of the item it is, from 1.",
-    "ownership.leaseId": "Id of the lease, a UUID.",
-    "ownership.fence": "The number that downstream stores compare: that of the LeaseGranted event.",
-    "error.message": "For people.",
-    "error.code": "For programs.",
-    "items.attempt": "The attempt to come.",
-    "items.enqueuedAt": "When it first came in.",
-    "items.lastError": "Why its last attempt failed.",
-    "items.lastOwnershipToken": "Its last lease.",
-    "items.progress": "How far its last owner was.",
-    "items.attemptFloor": "Attempts made before it was last redriven; they do not count.",
-    "items.undelivered": "Leases that ran out without any sign of life.",
 }
+
+_OF: Final = {
+    "LeaseGranted": {
+        "requestKey": "The request id of the lease call, by which a repeated one is recognised.",
+        "peerId": "The owner, as it named itself.",
+    },
+    "DeadLettered": {
+        "error": "Why it was the last attempt.",
+    },
+    "Purged": {
+        "reason": "Whether somebody asked for it, or a cap on what is remembered was reached.",
+    },
+    "Redriven": {
+        "notBefore": "Not leased before these instants, in the order of `sequenceIds`, when a rate was asked for.",
+    },
+    "payload": {
+        "resourceType": "Kind of the resource.",
+        "resourceId": "Which resource.",
+        "partitionKey": "Key of its partition; the resource id when it is left out.",
+        "payloadEncoding": "Media type of the body.",
+        "body": "What the worker gets.",
+        "attributes": "Names and texts that the caller added.",
+        "requestId": "Id by which the caller repeats an enqueue safely.",
+    },
+    "ownership": {
+        "attempt": "Which attempt of the item it is, from 1.",
+        "leaseId": "Id of the lease, a UUID.",
+        "fence": "The number that downstream stores compare: that of the LeaseGranted event.",
+    },
+    "error": {
+        "message": "For people.",
+        "code": "For programs.",
+    },
+    "items": {
+        "attempt": "The attempt to come.",
+        "enqueuedAt": "When it first came in.",
+        "lastError": "Why its last attempt failed.",
+        "lastOwnershipToken": "Its last lease.",
+        "progress": "How far its last owner was.",
+        "attemptFloor": "Attempts made before it was last redriven; they do not count.",
+        "undelivered": "Leases that ran out without any sign of life.",
+    },
+}
+"""Fields of one event type or one object, which mean something of their own there."""
 
 _ALIASES: Final = {"lastError": "error", "lastOwnershipToken": "ownership"}
 """Objects that have the members of another one."""
@@ -117,7 +136,7 @@ def meaning_of(owner: str, field: str | None = None) -> str:
     if field is None:
         meaning = _TYPES.get(owner)
     else:
-        meaning = _FIELDS.get(f"{_ALIASES.get(owner, owner)}.{field}") or _FIELDS.get(field)
+        meaning = _OF.get(_ALIASES.get(owner, owner), {}).get(field) or _FIELDS.get(field)
     if meaning is None:
         raise Internal(f"nobody has written down yet what {owner}{'.' if field else ''}{field or ''} means")
     return meaning
