@@ -82,6 +82,7 @@ class Shard(Operating):
         self._writer = writer
         self._settings = settings
         self._clock = clock
+        self._loop = asyncio.get_running_loop()
         self._tails: list[asyncio.Future[None]] = []
         self._backpressure_listeners: list[BackpressureListener] = []
         self._event_listeners: list[EventListener] = []
@@ -240,7 +241,7 @@ class Shard(Operating):
         """
         check_number("waitMs", wait_ms, 0, WAIT_MAX_MS)
         batch = [items] if isinstance(items, NewItem) else list(items)
-        future: asyncio.Future[EnqueueAnswer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[EnqueueAnswer] = self._loop.create_future()
         request = EnqueueRequest(cmd.EnqueueItems(batch, caller), wait_ms, future, self.now_ms())
         self._writer.submit(request, len(batch))
         return await future
@@ -263,7 +264,7 @@ class Shard(Operating):
         only there.
         """
         check_number("waitMs", wait_ms, 0, WAIT_MAX_MS)
-        future: asyncio.Future[list[GrantedLease]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[list[GrantedLease]] = self._loop.create_future()
         command = cmd.GrantLeases(
             caller,
             max_items,
@@ -357,7 +358,7 @@ class Shard(Operating):
         return outcome
 
     def _submit_acknowledgements(self, commands: Sequence[Any], *, single: bool) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = self._loop.create_future()
         request = AcknowledgeRequest(commands, future, self.now_ms(), single=single)
         self._writer.submit(request, len(commands))
         return future
@@ -381,7 +382,7 @@ class Shard(Operating):
             if self._closed or self._writer.failure is not None:
                 return
             if self.last_sequence < following:
-                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                waiter: asyncio.Future[None] = self._loop.create_future()
                 self._tails.append(waiter)
                 await waiter
 
@@ -427,7 +428,7 @@ class Shard(Operating):
         every = self._settings.snapshot_every_events
         if every and self._events_since_snapshot >= every and self._snapshot_task is None:
             if snapshot_directory(self.log) is not None:
-                self._snapshot_task = asyncio.get_running_loop().create_task(self._snapshot_and_trim())
+                self._snapshot_task = self._loop.create_task(self._snapshot_and_trim())
 
     def _tell_listeners(self, events: list[Event]) -> None:
         for event in events:

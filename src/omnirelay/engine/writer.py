@@ -51,8 +51,8 @@ from omnirelay.log.frame import encode_frame
 _log = logging.getLogger("omnirelay.engine")
 
 INLINE_BYTES_MAX = 64 * 1024
-"""Larger frames go to the writer thread: hashing them would hold up the loop, and the next one can be decided while they
-are written."""
+"""Larger frames go to the writer thread: hashing them would hold up the loop, and the next one can be decided while
+they are written."""
 
 FRAME_HEADER_BYTES_MAX = 8 * 1024
 """No header of a frame takes more; shard and log id are short."""
@@ -96,6 +96,7 @@ class Writer:
         self._settings = settings
         self._on_durable = on_durable
         self._decider = Decider(state, ids, self.line, self.enqueues, self.items)
+        self._loop = asyncio.get_running_loop()
         self._inbox: deque[Request] = deque()
         self._waiting_events = 0
         self._wake = asyncio.Event()
@@ -111,7 +112,7 @@ class Writer:
     # -- coming in -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="omnirelay-writer")
+        self._task = self._loop.create_task(self._run(), name="omnirelay-writer")
         self._set_timer()
 
     @property
@@ -146,13 +147,13 @@ class Writer:
             raise Unavailable("the shard is closing", code="error.resourcelease.draining", retry_after_ms=1_000)
 
     def command(self, command: Command, events_expected: int = 1) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = self._loop.create_future()
         self.submit(CommandRequest(command, future, self.now_ms()), events_expected)
         return future
 
     def read(self, read: Callable[[State, int], Any]) -> asyncio.Future[Any]:
         """A read of the state, in its turn: it sees what came before it, once that is durable."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = self._loop.create_future()
         self.submit(ReadRequest(read, future, self.now_ms()), 0)
         return future
 
@@ -161,7 +162,7 @@ class Writer:
         if self.failure is not None:
             return
         for start in range(0, len(grants), RETURN_MAX):
-            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[Any] = self._loop.create_future()
             future.add_done_callback(_look_at)
             self._inbox.append(ReturnRequest(grants[start : start + RETURN_MAX], future, self.now_ms()))
             self._wake.set()
@@ -295,7 +296,7 @@ class Writer:
             self._open = None
             await self._answer(batch)
             return
-        task = asyncio.get_running_loop().create_task(self._append(batch, inline=False))
+        task = self._loop.create_task(self._append(batch, inline=False))
         task.add_done_callback(lambda _: self._wake.set())
         self._flying = (batch, task)
 

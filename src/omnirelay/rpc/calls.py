@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ class RequestMeta:
     routing_key: str | None = None
     routing_delegate: str | None = None
     deadline: float | None = None
-    """In the time of the event loop; None: the caller waits for as long as it takes."""
+    """In the time of the event loop, which is `time.monotonic`; None: the caller waits for as long as it takes."""
     headers: Mapping[str, str] = field(default_factory=dict)
     principal: str | None = None
     """Who the caller is, when somebody has verified it. Never taken from a header."""
@@ -39,7 +39,7 @@ class RequestMeta:
         """Time until the deadline. Raises DeadlineExceeded when it has passed."""
         if self.deadline is None:
             return None
-        remaining_ms = (self.deadline - asyncio.get_running_loop().time()) * 1000
+        remaining_ms = (self.deadline - time.monotonic()) * 1000
         if remaining_ms <= 0:
             raise deadline_passed()
         return remaining_ms
@@ -48,7 +48,7 @@ class RequestMeta:
         """How long a call that may wait does: as asked, but always back just before the deadline."""
         if self.deadline is None:
             return without_deadline_ms if asked_ms is None else asked_ms
-        remaining_ms = (self.deadline - asyncio.get_running_loop().time()) * 1000
+        remaining_ms = (self.deadline - time.monotonic()) * 1000
         # The answer has to travel too; a tenth of what is left, 100 ms at most, is for that.
         usable_ms = max(0, int(min(WAIT_MAX_MS, remaining_ms - min(100.0, remaining_ms / 10))))
         return usable_ms if asked_ms is None else min(asked_ms, usable_ms)

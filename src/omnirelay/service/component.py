@@ -10,6 +10,7 @@ The namespace is the name of the shard; two components of one name on one dispat
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class ResourceLeaseComponent:
         self._dispatcher = dispatcher
         self._shard: Shard | None = None
         self._meter = ShardMeter()
+        self._uncounted: list[Sequence[Event]] = []
         self._log_counted_at = 0.0
         self._stopped = False
         self.starting: str | None = "waiting to be started"
@@ -120,15 +122,25 @@ class ResourceLeaseComponent:
         self.starting = None
 
     def _count(self, events: Sequence[Event]) -> None:
-        shard = self._shard
-        if shard is not None:
+        if self._shard is not None:
             self._held.take(events)
+            if not self._uncounted:
+                # Not now: those who wait for these events are answered first.
+                asyncio.get_running_loop().call_soon(self._count_waiting)
+            self._uncounted.append(events)
+
+    def _count_waiting(self) -> None:
+        shard = self._shard
+        waiting, self._uncounted = self._uncounted, []
+        if shard is None:
+            return
+        for events in waiting:
             self._meter.take(events, shard.state.items)
-            now = time.monotonic()
-            if now >= self._log_counted_at + LOG_COUNT_SECONDS:
-                # Looking at the log costs a system call; frames of the same moment are much alike.
-                self._log_counted_at = now
-                self._count_log(shard)
+        now = time.monotonic()
+        if now >= self._log_counted_at + LOG_COUNT_SECONDS:
+            # Looking at the log costs a system call; frames of the same moment are much alike.
+            self._log_counted_at = now
+            self._count_log(shard)
 
     def _count_log(self, shard: Shard) -> None:
         log = shard.log.statistics()
@@ -137,6 +149,7 @@ class ResourceLeaseComponent:
     @property
     def meter(self) -> ShardMeter:
         """What was counted, up to this moment."""
+        self._count_waiting()
         if self._shard is not None:
             self._count_log(self._shard)
         return self._meter
@@ -149,6 +162,7 @@ class ResourceLeaseComponent:
     async def stop(self) -> None:
         """Answer who waits, make durable what was decided, close the log. Safe to call twice."""
         self._held.stop()
+        self._count_waiting()
         shard, self._shard = self._shard, None
         self._stopped = True
         self.starting = "it has stopped"

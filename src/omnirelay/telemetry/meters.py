@@ -24,9 +24,10 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """The value came `count` times."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative, as Prometheus wants them."""
@@ -55,36 +56,50 @@ class ShardMeter:
         self._seen = (0, 0, 0)
 
     def take(self, events: Sequence[ev.Event], items: dict[int, Item]) -> None:
-        """Count a batch of durable events; `items` are those of the shard now."""
+        """Count a batch of durable events; `items` are those of the shard now.
+
+        Times are in milliseconds, so those of one batch are much alike: each is counted once, with how often it came.
+        """
         self.frame_events.observe(len(events))
         granted = self._granted
-        for kind, count in Counter(map(type, events)).items():
-            self.events[kind.__name__] += count
+        kinds: dict[type[ev.Event], int] = {}
+        waits: dict[int, int] = {}
+        lease_times: dict[int, int] = {}
+        attempts: dict[int, int] = {}
         for event in events:
             kind = type(event)
+            kinds[kind] = kinds.get(kind, 0) + 1
             if kind is ev.LeaseGranted:
-                self._take_grant(event, items)  # type: ignore[arg-type]
+                token = event.ownership  # type: ignore[union-attr]
+                sequence_id = token.sequence_id
+                if len(granted) < LEASES_FOLLOWED_MAX:
+                    granted[sequence_id] = event.timestamp
+                item = items.get(sequence_id)
+                if item is not None and token.attempt == 1:
+                    due = item.enqueued_at if item.not_before is None else max(item.enqueued_at, item.not_before)
+                    wait = max(0, event.timestamp - due)
+                    waits[wait] = waits.get(wait, 0) + 1
             elif kind is ev.Completed or kind is ev.Failed or kind is ev.Released or kind is ev.Expired:
                 token = event.ownership  # type: ignore[union-attr]
                 at = granted.pop(token.sequence_id, None)
                 if at is not None:
-                    self.lease_time.observe((event.timestamp - at) / 1000)
+                    lease_time = event.timestamp - at
+                    lease_times[lease_time] = lease_times.get(lease_time, 0) + 1
                 if kind is ev.Completed:
-                    self.attempts.observe(token.attempt)
+                    attempts[token.attempt] = attempts.get(token.attempt, 0) + 1
             elif kind is ev.Cancelled:
                 granted.pop(event.sequence_id, None)  # type: ignore[union-attr]
             elif kind is ev.BackpressureChanged:
                 if not event.others:  # type: ignore[union-attr]
                     self.transitions["closed" if event.active else "open"] += 1  # type: ignore[union-attr]
-
-    def _take_grant(self, event: ev.LeaseGranted, items: dict[int, Item]) -> None:
-        token = event.ownership
-        if len(self._granted) < LEASES_FOLLOWED_MAX:
-            self._granted[token.sequence_id] = event.timestamp
-        item = items.get(token.sequence_id)
-        if item is not None and token.attempt == 1:
-            due = item.enqueued_at if item.not_before is None else max(item.enqueued_at, item.not_before)
-            self.wait.observe(max(0, event.timestamp - due) / 1000)
+        for kind, count in kinds.items():
+            self.events[kind.__name__] += count
+        for wait, count in waits.items():
+            self.wait.observe(wait / 1000, count)
+        for lease_time, count in lease_times.items():
+            self.lease_time.observe(lease_time / 1000, count)
+        for attempt, count in attempts.items():
+            self.attempts.observe(attempt, count)
 
     def take_log(self, frames: int, written: int, append_ns: int) -> None:
         """Totals of the log after a batch: what has come since the last call was one frame, or a few alike."""
