@@ -35,8 +35,10 @@ from omnirelay.replication.addresses import (
     schemes_in_words,
 )
 from omnirelay.replication.settings import (
+    FOLLOWED_OTHERWISE,
     OWN_KINDS,
     FollowSettings,
+    ObjectFormat,
     OnRefusal,
     OnRetentionExceeded,
     SinkSettings,
@@ -93,6 +95,12 @@ def _table(kind: Kind, value: str, written: object) -> None:
         raise refused_value(value, "1 to 63 letters, digits and underscores, not beginning with a digit")
 
 
+def _compact_at(kind: Kind, value: int, written: object) -> None:
+    # One alone cannot be merged, and a manifest holds fewer than twice 64 that could be.
+    if value != 0 and not 2 <= value <= 64:
+        raise refused_value(written, "0, or a whole number between 2 and 64")
+
+
 _SINK = SinkSettings(name="", kind="")
 _FOLLOW = FollowSettings()
 _TIME = between(1, _DAY)
@@ -123,7 +131,17 @@ _OWN_KEYS = [
     key_for(
         _SINK, "properties", TextTable(), _properties, "More settings of the Kafka producer, by librdkafka's names."
     ),
-    key_for(_SINK, "options", AnyTable(), anything, "What a kind of another package is given."),
+    key_for(
+        _SINK,
+        "format",
+        Choice(*get_args(ObjectFormat)),
+        anything,
+        "Segments as parquet or jsonl, or json for one object per event.",
+    ),
+    key_for(_SINK, "segment_bytes", Size(), between(1, _COUNT), "Small segments are merged up to this size."),
+    key_for(_SINK, "compact_at", Whole(), _compact_at, "So many small segments in a row are merged; 0: never."),
+    key_for(_SINK, "retention_ms", Duration(), between(0, 36_500 * _DAY), "Older segments are dropped; 0: never."),
+    key_for(_SINK, "options", AnyTable(), anything, "What an object store, or a kind of another package, is given."),
 ]
 
 _FOLLOW_KEYS = [
@@ -188,7 +206,12 @@ _KEYS_OF_KINDS: Final[Mapping[str, frozenset[str]]] = {
     "kafka": frozenset({"url", "password_file", "topic", "properties"}),
     "otel": frozenset({"url", "headers"}),
     "memory": frozenset(),
+    "objects": frozenset(
+        {"path", "url", "format", "segment_bytes", "compact_at", "retention", "retention_ms", "options"}
+    ),
 }
+_FILES_TOO = frozenset({"governance", "objects"})
+"""Kinds that have a path when they have no address."""
 _ANY_OF_A_KIND = frozenset({"options"}).union(*_KEYS_OF_KINDS.values())
 
 
@@ -225,7 +248,7 @@ def sink_problems(
 def _address_problems(kind: str, given: Mapping[str, Any], refused: Collection[str]) -> list[tuple[str, str]]:
     url = given.get("url")
     if url is None:
-        needed = kind in SCHEMES and kind != "governance" and "url" not in refused
+        needed = kind in SCHEMES and kind not in _FILES_TOO and "url" not in refused
         return [("url", "is missing: where shall deliveries go?")] if needed else []
     if kind in SCHEMES and not is_address(kind, url):
         # A URL may hold a password: only the scheme is repeated.
@@ -233,7 +256,7 @@ def _address_problems(kind: str, given: Mapping[str, Any], refused: Collection[s
         return [("url", f"is {scheme}, must be an address that begins with {schemes_in_words(kind)}")]
     if "password_file" in _fitting(kind, url) and holds_password(url):
         return [("url", "holds a password, which everybody who sees the configuration sees; use password_file")]
-    return [("url", "and path exclude each other")] if kind == "governance" and "path" in given else []
+    return [("url", "and path exclude each other")] if kind in _FILES_TOO and "path" in given else []
 
 
 def _unfitting(kind: str, given: Mapping[str, Any], refused: Collection[str]) -> list[tuple[str, str]]:
@@ -245,7 +268,7 @@ def _unfitting(kind: str, given: Mapping[str, Any], refused: Collection[str]) ->
     where = f", url = {scheme_of(url)}://…" if by_address and url is not None else ""
     told = {"path"} if by_address else set()
     return [
-        (key, f'does not go with kind = "{kind}"{where}')
+        (key_of_field(key), f'does not go with kind = "{kind}"{where}')
         for key in given
         if key in _ANY_OF_A_KIND and key not in fitting and key not in told
     ]
@@ -255,7 +278,8 @@ def fields_of_sink(given: Mapping[str, Any]) -> dict[str, Any]:
     """What SinkSettings takes, of the fields that some source gave."""
     own = {field: value for field, value in given.items() if field not in _FOLLOW_FIELDS}
     follow = {field: value for field, value in given.items() if field in _FOLLOW_FIELDS}
-    return {"kind": "", **own, "follow": FollowSettings(**follow)}
+    otherwise = FOLLOWED_OTHERWISE.get(given.get("kind", ""), {})
+    return {"kind": "", **own, "follow": FollowSettings(**{**otherwise, **follow})}
 
 
 def values_of_sink(sink: SinkSettings) -> dict[str, Any]:

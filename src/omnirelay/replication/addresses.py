@@ -12,6 +12,7 @@ SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
     "postgres": ("postgresql", "postgres"),
     "nats": ("nats", "tls"),
     "kafka": ("kafka",),
+    "objects": ("s3", "gs", "az", "abfs", "file"),
     "governance": ("http", "https", "nats", "tls", "kafka"),
 }
 """What an address of each kind may begin with."""

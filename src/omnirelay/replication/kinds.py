@@ -113,6 +113,23 @@ def _otel(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
     return OtelSink(settings.url, headers=settings.headers, timeout_ms=settings.follow.timeout_ms)
 
 
+def _objects(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
+    from omnirelay.replication.objects import ObjectPerEventSink, SegmentSink
+
+    address = settings.url or str(_path(settings, place))
+    if settings.format == "json":
+        return ObjectPerEventSink(address, options=settings.options)
+    return SegmentSink(
+        address,
+        kind=settings.format,
+        options=settings.options,
+        segment_bytes=settings.segment_bytes,
+        compact_at=settings.compact_at,
+        retention_ms=settings.retention_ms,
+        writer=place.name,
+    )
+
+
 def _governance(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
     line_of = GovernanceLines(place.lookup).line_of
     target = governance_target(settings.url)
@@ -163,6 +180,7 @@ _OWN: Final[Mapping[str, Callable[[SinkSettings, SinkPlace], ReplicationSink]]] 
     "file": _file,
     "sqlite": _sqlite,
     "webhook": _webhook,
+    "objects": _objects,
     "postgres": _postgres,
     "nats": _nats,
     "kafka": _kafka,

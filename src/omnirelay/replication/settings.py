@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Literal
 
@@ -11,12 +12,14 @@ import msgspec
 ENTRY_POINTS: Final = "omnirelay.sinks"
 """Where other packages name the kinds they bring."""
 
-OWN_KINDS: Final = ("file", "sqlite", "webhook", "postgres", "nats", "kafka", "otel", "governance", "memory")
+OWN_KINDS: Final = ("file", "sqlite", "webhook", "postgres", "nats", "kafka", "otel", "governance", "memory", "objects")
 
 ROTATE_BYTES: Final = 64 * 1024 * 1024
+SEGMENT_BYTES: Final = 64 * 1024 * 1024
 TABLE: Final = "ResourceLeaseReplicationEvents"
 
 OnRefusal = Literal["park", "block"]
+ObjectFormat = Literal["parquet", "jsonl", "json"]
 OnRetentionExceeded = Literal["close_intake", "drop_requirement"]
 
 _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -77,12 +80,27 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of Kafka; None: the one of the kind."""
     properties: dict[str, str] = {}
     """What a Kafka producer is told besides."""
+    format: ObjectFormat = "parquet"
+    """Of objects: segments as Parquet or lines of JSON, or one JSON object per event."""
+    segment_bytes: int = SEGMENT_BYTES
+    """Small segments are merged up to so many bytes."""
+    compact_at: int = 16
+    """So many small segments in a row are merged; 0: never."""
+    retention_ms: int = 0
+    """Segments that are older are dropped; 0: never."""
     options: dict[str, Any] = {}
-    """What a kind of another package is given."""
+    """What a kind of another package, or an object store, is given."""
     follow: FollowSettings = FollowSettings()
 
     def follows(self, namespace: str) -> bool:
         return self.enabled and (not self.shards or namespace in self.shards)
+
+
+FOLLOWED_OTHERWISE: Final[Mapping[str, Mapping[str, Any]]] = {
+    # A delivery is a segment: fewer and larger ones, at the price of some seconds.
+    "objects": {"batch_events": 50_000, "batch_bytes": 32 * 1024 * 1024, "linger_ms": 5_000, "timeout_ms": 120_000},
+}
+"""Kinds that are fed otherwise unless somebody says how."""
 
 
 def is_table_name(name: str) -> bool:

@@ -61,6 +61,7 @@ class Archive:
         self._writer = writer or secrets.token_hex(4)
         self._known: Manifest | None = None
         self._looked = False
+        """What is known was the newest a moment ago. If it no longer is, putting the next version will show it."""
         self._changing = asyncio.Lock()
 
     async def newest(self) -> Manifest | None:
@@ -79,13 +80,16 @@ class Archive:
                     segment=manifest_key(self.shard, self._known.version),
                 )
             key = manifest_key(self.shard, versions[-1])
-            if self._known is not None and self._known.version == versions[-1]:
+            if self._known is not None and self._known.version >= versions[-1]:
                 return self._known
             try:
                 data = await self.store.get(key)
             except ObjectMissing:
                 continue
-            self._known = decode_manifest(data, key=key, shard=self.shard)
+            found = decode_manifest(data, key=key, shard=self.shard)
+            # While this was read, somebody else here may have got to know, or put, a newer one.
+            if self._known is None or self._known.version < found.version:
+                self._known = found
             return self._known
         raise SegmentsDamaged(f"the manifests of {self.shard!r} vanish while they are read", shard=self.shard)
 
@@ -101,10 +105,12 @@ class Archive:
         async with self._changing:
             try:
                 while True:
-                    base = self._known if self._looked else await self.newest()
-                    self._looked = False
+                    looked, self._looked = self._looked, False
+                    base = self._known if looked else await self.newest()
                     changed = change(base)
                     if changed is None:
+                        if looked:
+                            continue  # Nobody is told that there is nothing to do because of what was there before.
                         self._looked = True
                         return base
                     changed = await self._bounded(self._stamped(base, changed))
@@ -150,11 +156,12 @@ class Archive:
                 packed, levels[at] = levels[at][:FAN], levels[at][FAN:]
                 if at + 1 == len(levels):
                     levels.append(())
-                levels[at + 1] = (*levels[at + 1], await self._index(packed))
+                levels[at + 1] = (*levels[at + 1], await self.index(packed))
             at += 1
         return msgspec.structs.replace(manifest, levels=tuple(levels))
 
-    async def _index(self, entries: tuple[Entry, ...]) -> Entry:
+    async def index(self, entries: tuple[Entry, ...]) -> Entry:
+        """Put an index of these; one entry that stands for them. Until a manifest lists it, it counts for nothing."""
         data = encode_index(entries)
         name = f"{entries[0].first:020d}-{entries[-1].last:020d}-{secrets.token_hex(8)}.json"
         await self.store.put_if_absent(index_key(self.shard, name), data)

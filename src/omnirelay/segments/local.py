@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final, NoReturn
 
@@ -93,8 +94,9 @@ class LocalObjectStore:
         self._tidied.add(folder)
         horizon = time.time() - _STAGING_LIFE_S
         for left in folder.glob(f"{_STAGING}*"):
-            if left.stat().st_mtime < horizon:
-                left.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # It may just be getting its name.
+                if left.stat().st_mtime < horizon:
+                    left.unlink()
 
     async def compare_and_swap(self, key: str, data: bytes, expected: str) -> str | None:
         raise Unimplemented("a file system cannot replace a file only if it is unchanged")

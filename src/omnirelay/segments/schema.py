@@ -73,3 +73,32 @@ def arrow_schema() -> pa.Schema:
     """The schema of a segment. Columns are only ever added, so that old and new segments are read together."""
     fields = [*_ROW, *(column for _, column in own_columns()), pa.field("extra", pa.string()), *FRAME_FIELDS]
     return pa.schema(fields, metadata={"omnirelay.columns": str(COLUMN_SCHEMA_VERSION)})
+
+
+_MEANINGS: Final = {
+    "sequence": "Place in the log of the shard.",
+    "event_type": "Name of the type.",
+    "timestamp": "When it happened.",
+    "schema_version": "Version of the event schema it was written in.",
+    "shard": "The shard.",
+    "region": "The node's region.",
+    "queue_pending": "Items ready or delayed after the commit.",
+    "queue_active": "Live leases after the commit.",
+    "extra": "JSON: the fields this version does not know, or the whole event when its type is unknown.",
+    "frame_first": "First event of the commit.",
+    "frame_last": "Last event of the commit.",
+    "frame_epoch": "Epoch of the writer that made it.",
+    "frame_generation": "Generation of the log.",
+    "frame_time": "Time of the commit.",
+    "frame": "The stored bytes of the commit; only beside its first event.",
+    "chain": "SHA-256 over the chain before it and `frame`; only beside its first event.",
+}
+
+
+def column_rows() -> list[str]:
+    """Rows of the table in the documentation: column, type and meaning."""
+    meanings = {column.name: field.meaning for field, column in own_columns()}
+    return [
+        f"| `{field.name}` | {field.type} | {_MEANINGS.get(field.name) or meanings[field.name]} |"
+        for field in arrow_schema()
+    ]

@@ -128,36 +128,43 @@ async def expire(archive: Archive, *, retention_ms: int) -> int:
 
 
 async def _without_old(archive: Archive, manifest: Manifest, horizon: int) -> tuple[Manifest, int]:
-    levels = [list(level) for level in manifest.levels]
     gone: list[tuple[int, Entry]] = []
-    anchor = manifest.anchor
-    count = 0
-    while count < _DROPS_MAX:
-        level = max((at for at, entries in enumerate(levels) if entries), default=None)
-        if level is None:
-            break
-        oldest = levels[level][0]
-        if not await _begins_before(archive, level, oldest, horizon):
-            break
-        gone.append((level, oldest))
-        del levels[level][0]
-        if level:
-            levels[level - 1][:0] = await archive.entries_in(oldest)
-        else:
-            count += 1
-            anchor = Before.of(oldest.end)
+    levels = list(manifest.levels)
+    for level in reversed(range(len(levels))):
+        levels[level] = await _later(archive, level, levels[level], horizon, gone)
+        if levels[level]:
+            break  # What is behind it is younger.
     while len(levels) > 1 and not levels[-1]:
         levels.pop()
-    shorter = msgspec.structs.replace(manifest, levels=tuple(tuple(level) for level in levels), anchor=anchor)
-    return _dropping(archive, shorter, gone), count
+    dropped = [entry for level, entry in gone if level == 0]
+    anchor = Before.of(dropped[-1].end) if dropped else manifest.anchor
+    shorter = msgspec.structs.replace(manifest, levels=tuple(levels), anchor=anchor)
+    return _dropping(archive, shorter, gone), len(dropped)
 
 
-async def _begins_before(archive: Archive, level: int, entry: Entry, horizon: int) -> bool:
-    """Whether the first segment of an entry is old enough to go."""
-    while level and entry.from_ms < horizon <= entry.to_ms:
-        entry = (await archive.entries_in(entry))[0]
-        level -= 1
-    return entry.to_ms < horizon
+async def _later(
+    archive: Archive, level: int, entries: tuple[Entry, ...], horizon: int, gone: list[tuple[int, Entry]]
+) -> tuple[Entry, ...]:
+    """Entries without those that are old, which are added to `gone`. An index that is old in part is written anew."""
+    while entries:
+        oldest = entries[0]
+        rest: Entry | None = None
+        if level == 0:
+            if oldest.to_ms >= horizon or len(gone) >= _DROPS_MAX:
+                break
+        else:
+            if oldest.from_ms >= horizon:
+                break
+            inside = await archive.entries_in(oldest)
+            left = await _later(archive, level - 1, inside, horizon, gone)
+            if left == inside:
+                break
+            rest = await archive.index(left) if left else None
+        gone.append((level, oldest))
+        entries = entries[1:] if rest is None else (rest, *entries[1:])
+        if rest is not None:
+            break
+    return entries
 
 
 # -- what is no longer listed --------------------------------------------------------------------

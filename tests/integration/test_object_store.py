@@ -1,0 +1,271 @@
+"""Object stores by themselves: a directory, and a real S3 server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnirelay.errors import OmniRelayError, Unavailable, Unimplemented
+from omnirelay.segments.connecting import connect
+from omnirelay.segments.errors import ObjectMissing, SegmentStoreUnusable
+from omnirelay.segments.local import LocalObjectStore
+from omnirelay.segments.store import ObjectStore, prove_one_winner
+from tests.segment_logs import S3Server
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    server = S3Server()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["file", "s3"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
+    if request.param == "file":
+        yield await connect(str(tmp_path / "objects"))
+    else:
+        server: S3Server = request.getfixturevalue("s3")
+        yield await connect(server.address(tmp_path.name), server.options)
+
+
+async def test_an_object_is_created_once_and_never_overwritten(store: ObjectStore) -> None:
+    assert await store.put_if_absent("a/b/c", b"first")
+    assert not await store.put_if_absent("a/b/c", b"second")
+    assert await store.get("a/b/c") == b"first"
+
+
+async def test_one_of_many_wins(store: ObjectStore) -> None:
+    won = await asyncio.gather(*(store.put_if_absent("race", b"%d" % each) for each in range(12)))
+    assert won.count(True) == 1
+    assert await store.get("race") == b"%d" % won.index(True)
+
+
+async def test_parts_of_an_object_can_be_read(store: ObjectStore) -> None:
+    await store.put_if_absent("x", b"0123456789")
+    assert await store.get("x", 3) == b"3456789"
+    assert await store.get("x", 3, 5) == b"34"
+
+
+async def test_a_listing_is_sorted_and_goes_on_behind_a_key(store: ObjectStore) -> None:
+    for name in ("c", "a", "deep/b", "b"):
+        await store.put_if_absent(f"dir/{name}", name.encode())
+    await store.put_if_absent("dirty/a", b"")
+    assert [each.key for each in await store.list("dir")] == ["dir/a", "dir/b", "dir/c", "dir/deep/b"]
+    assert [each.key for each in await store.list("dir", "dir/b")] == ["dir/c", "dir/deep/b"]
+    assert await store.list("nothing") == []
+    [first, *_] = await store.list("dir")
+    assert first.size == 1
+    assert first.modified_ms > 1_700_000_000_000
+
+
+async def test_a_listing_is_longer_than_a_page(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "10")
+    names = [f"many/{each:04d}" for each in range(35)]
+    await asyncio.gather(*(store.put_if_absent(name, b"") for name in names))
+    assert [each.key for each in await store.list("many")] == names
+    assert [each.key for each in await store.list("many", names[17])] == names[18:]
+
+
+async def test_what_is_deleted_is_gone_and_can_be_deleted_again(store: ObjectStore) -> None:
+    await store.put_if_absent("x", b"1")
+    await store.delete("x")
+    await store.delete("x")
+    with pytest.raises(ObjectMissing, match="there is no x in"):
+        await store.get("x")
+    assert await store.put_if_absent("x", b"2")
+
+
+async def test_a_bucket_swaps_what_is_unchanged_and_a_directory_says_that_it_cannot(store: ObjectStore) -> None:
+    await store.put_if_absent("x", b"1")
+    [listed] = await store.list("x") or await store.list("")
+    if isinstance(store, LocalObjectStore):
+        with pytest.raises(Unimplemented):
+            await store.compare_and_swap("x", b"2", "v")
+        return
+    assert listed.version is not None
+    newer = await store.compare_and_swap("x", b"2", listed.version)
+    assert newer is not None
+    assert await store.compare_and_swap("x", b"3", listed.version) is None
+    assert await store.get("x") == b"2"
+
+
+async def test_the_proof_leaves_nothing_behind(store: ObjectStore) -> None:
+    await prove_one_winner(store)
+    assert await store.list("probes") == []
+
+
+# -- stores that are refused ---------------------------------------------------------------------
+
+
+class Overwriting(LocalObjectStore):
+    """What a server does that passes over the condition of a put."""
+
+    async def put_if_absent(self, key: str, data: bytes) -> bool:
+        await self.delete(key)
+        await super().put_if_absent(key, data)
+        return True
+
+
+class Forgetting(LocalObjectStore):
+    """What a server does that answers before it knows."""
+
+    async def put_if_absent(self, key: str, data: bytes) -> bool:
+        won = await super().put_if_absent(key, data)
+        await self.delete(key)
+        return won
+
+
+class Swapping(LocalObjectStore):
+    """Tells the right one that it won, and keeps what the last one sent."""
+
+    async def put_if_absent(self, key: str, data: bytes) -> bool:
+        won = await super().put_if_absent(key, data)
+        await self.delete(key)
+        await super().put_if_absent(key, b"late")
+        return won and data != b"late"
+
+
+@pytest.mark.parametrize("kind", [Overwriting, Forgetting, Swapping])
+async def test_a_store_without_one_winner_is_refused(tmp_path: Path, kind: type[LocalObjectStore]) -> None:
+    with pytest.raises(SegmentStoreUnusable, match="has no put-if-absent to rely on"):
+        await prove_one_winner(kind(tmp_path))
+    assert list((tmp_path / "probes").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("address", "options", "words"),
+    [
+        ("ftp://me:secret@x/y", {}, "no store for 'ftp' addresses"),
+        ("file://host/path", {}, "no address of a directory"),
+        ("file://", {}, "no address of a directory"),
+        ("/tmp", {"region": "x"}, "takes no options, got region"),
+        ("s3://lake/x", {"colour": "red"}, "colour"),
+        ("s3://lake/x", {"region": ["a"]}, "option region of s3://lake/x must be text"),
+        ("s3://lake/x", {"access_key_id": "only"}, "s3://lake/x cannot be used"),
+    ],
+)
+async def test_an_address_that_cannot_be_is_refused(address: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SegmentStoreUnusable, match=words) as caught:
+        await connect(address, options)
+    assert "secret" not in caught.value.message
+
+
+async def test_a_bucket_that_is_not_there_is_named(s3: S3Server) -> None:
+    with pytest.raises(OmniRelayError, match="s3://nowhere/x"):
+        await connect("s3://nowhere/x", s3.options)
+
+
+async def test_a_server_that_is_down_is_worth_another_try() -> None:
+    options = {"endpoint": "http://127.0.0.1:9", "region": "x", "access_key_id": "a", "secret_access_key": "hidden"}
+    with pytest.raises(Unavailable) as caught:
+        await connect("s3://lake/x", {**options, "allow_http": True, "connect_timeout": "1s"})
+    assert "hidden" not in caught.value.message
+
+
+async def test_whoever_only_reads_needs_no_right_to_write(tmp_path: Path) -> None:
+    store = await connect(f"file://{tmp_path}/not-there", writable=False)
+    assert await store.list("x") == []
+    assert not (tmp_path / "not-there").exists()
+
+
+async def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SegmentStoreUnusable, match="cannot write in"):
+        await connect(str(tmp_path / "file" / "below"))
+
+
+@pytest.mark.parametrize("key", ["../x", "/etc/x", "a/../../x"])
+async def test_a_key_cannot_lead_out_of_the_directory(tmp_path: Path, key: str) -> None:
+    store = LocalObjectStore(tmp_path / "inside")
+    with pytest.raises(SegmentStoreUnusable, match="is no key"):
+        await store.put_if_absent(key, b"")
+
+
+# -- what survives a power cut -------------------------------------------------------------------
+
+
+async def test_a_file_is_synced_before_it_has_a_name_and_the_name_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalObjectStore(tmp_path)
+    await store.put_if_absent("a/first", b"")
+    steps: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def synced(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        steps.append("sync directory" if os.path.isdir(path) else "sync file")
+        fsync(descriptor)
+
+    def linked(source: Path, target: Path) -> None:
+        steps.append(f"link {Path(target).name}")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "link", linked)
+    assert await store.put_if_absent("a/b", b"data")
+    assert steps == ["sync file", "link b", "sync directory"]
+    steps.clear()
+    assert not await store.put_if_absent("a/b", b"data")
+    assert steps[-1] == "sync directory"  # The loser may build on it.
+
+
+async def test_what_a_crash_left_without_a_name_is_never_listed_and_goes(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for name, age in (("old", 200_000), ("new", 0)):
+        left = tmp_path / "a" / f".staging-{name}"
+        left.write_bytes(b"half")
+        os.utime(left, (left.stat().st_mtime - age,) * 2)
+    store = LocalObjectStore(tmp_path)
+    await store.put_if_absent("a/b", b"")
+    assert [each.key for each in await store.list("a")] == ["a/b"]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [".staging-new", "b"]
+
+
+# -- libraries that are missing ------------------------------------------------------------------
+
+_WITHOUT = """
+import asyncio, sys
+sys.modules["obstore"] = None
+sys.modules["pyarrow"] = None
+from pathlib import Path
+from omnirelay.replication.kinds import SinkPlace, make_sink
+from omnirelay.replication.settings import SinkSettings
+from omnirelay.segments.connecting import connect
+from omnirelay.errors import OmniRelayError
+place = SinkPlace("lake", "jobs", Path(sys.argv[1]), lambda item, lease: None)
+for work in (
+    lambda: make_sink(SinkSettings(name="lake", kind="objects"), place),
+    lambda: asyncio.run(connect("s3://a/b")),
+):
+    try:
+        work()
+    except OmniRelayError as error:
+        sys.stdout.write(error.message + "\\n")
+"""
+
+
+def test_a_library_that_is_missing_is_named_with_what_brings_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert all("pip install 'omnirelay[segments]'" in line for line in lines)
+
+
+def test_nobody_imports_the_libraries_who_does_not_use_them() -> None:
+    script = (
+        "import sys, omnirelay, omnirelay.node.node, omnirelay.cli.main, omnirelay.replication.kinds;"
+        "sys.exit(any(name.partition('.')[0] in ('pyarrow', 'obstore') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0

@@ -1,0 +1,187 @@
+"""Reading segments back and proving them: ranges, damage of every kind, and what is named then."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from omnirelay.errors import LogTrimmed
+from omnirelay.log.base import Frame
+from omnirelay.segments.archive import Archive
+from omnirelay.segments.errors import SegmentsDamaged
+from omnirelay.segments.local import LocalObjectStore
+from omnirelay.segments.manifest import Manifest
+from omnirelay.segments.parquet import encode_table, read_table
+from omnirelay.segments.reader import SegmentReader
+from omnirelay.segments.segment import FORMATS, SegmentFormat
+from omnirelay.segments.upkeep import compact, expire
+from omnirelay.segments.verification import verify
+from omnirelay.segments.writer import SegmentWriter
+from tests.segment_logs import SHARD, START_MS, FrameLog, log_of
+
+
+async def written(root: Path, log: FrameLog, kind: SegmentFormat = "parquet", *, each: int = 2) -> LocalObjectStore:
+    store = LocalObjectStore(root)
+    writer = SegmentWriter(Archive(store, SHARD), kind=kind, region="eu")
+    for at in range(0, len(log.frames), each):
+        await writer.append(log.frames[at : at + each])
+    return store
+
+
+async def frames_of(reader: SegmentReader, first: int | None = None, last: int | None = None) -> list[Frame]:
+    return [frame async for frame in reader.frames(first, last)]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+async def test_everything_is_read_back_and_proved(tmp_path: Path, kind: SegmentFormat) -> None:
+    log = log_of(1, 5, 30, 2)
+    log.commit(2, jump=1 << 32)
+    log.commit_raw(
+        b'{"eventType":"Teleported","sequenceNumber":%d,"timestamp":1700000000000}' % (log.last + 1), schema=9
+    )
+    store = await written(tmp_path, log, kind)
+    seen: list[tuple[int, int]] = []
+    report = await verify(store, SHARD, lambda done, total: seen.append((done, total)))
+    assert await frames_of(SegmentReader(store, SHARD)) == log.frames
+    assert (report.segments, report.frames, report.events) == (3, 6, 41)
+    assert (report.position.sequence, report.position.chain) == (log.last, log.end.chain)
+    assert (report.generation, report.anchored, report.begin) == (2, True, 0)
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    names = sorted(path.name for path in (tmp_path / SHARD / "segments").iterdir())
+    assert names[0].startswith(f"{1:020d}-{6:020d}-1-{log.frames[1].chain.hex()[:8]}-")
+
+
+async def test_a_range_is_read_by_frames_and_by_events(tmp_path: Path) -> None:
+    log = log_of(4, 4, 4, 4, 4)
+    reader = SegmentReader(await written(tmp_path, log), SHARD)
+    assert await frames_of(reader, 6, 13) == log.frames[1:4]
+    assert await frames_of(reader, 20) == log.frames[4:]
+    assert await frames_of(reader, 21) == []
+    batches = [batch async for batch in reader.batches(6, 13, ["sequence", "event_type"])]
+    table = pa.Table.from_batches(batches)
+    assert table["sequence"].to_pylist() == list(range(6, 14))
+    assert table.column_names == ["sequence", "event_type"]
+    assert [(entry.first, entry.last) for entry in await reader.segments(6, 13)] == [(1, 8), (9, 16)]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+async def test_merged_segments_are_the_same_log_with_the_same_rows(tmp_path: Path, kind: SegmentFormat) -> None:
+    log = log_of(3, 3, 3, 3)
+    store = await written(tmp_path, log, kind, each=1)
+    assert await compact(Archive(store, SHARD), segment_bytes=1 << 20, at_least=2) == 4
+    assert await frames_of(SegmentReader(store, SHARD)) == log.frames
+    report = await verify(store, SHARD)
+    assert (report.segments, report.frames) == (1, 4)
+    if kind == "parquet":
+        [entry] = await SegmentReader(store, SHARD).segments()
+        table = read_table(await store.get(f"{SHARD}/segments/{entry.name}"))
+        assert set(table["region"].to_pylist()) == {"eu"}  # No frame says that, only the rows.
+
+
+async def test_what_was_dropped_is_said_to_be_gone(tmp_path: Path) -> None:
+    log = FrameLog()
+    for at in range(6):
+        log.commit(2, time_ms=START_MS + at)
+    store = await written(tmp_path, log)
+    archive = Archive(store, SHARD, clock=lambda: START_MS + 10)
+    assert await expire(archive, retention_ms=8) == 1
+    reader = SegmentReader(store, SHARD)
+    with pytest.raises(LogTrimmed, match="begin behind event 4, 1 is not there"):
+        await frames_of(reader, 1)
+    assert await frames_of(reader) == log.frames[2:]
+    assert (await verify(store, SHARD)).begin == 4
+
+
+async def test_a_log_that_was_trimmed_before_is_followed_from_where_it_begins(tmp_path: Path) -> None:
+    log = log_of(2, 3, 4)
+    trimmed = FrameLog()
+    trimmed.frames = log.frames[1:]
+    store = await written(tmp_path, trimmed)
+    report = await verify(store, SHARD)
+    assert (report.anchored, report.begin, report.events) == (False, 2, 7)
+    assert await frames_of(SegmentReader(store, SHARD)) == log.frames[1:]
+
+
+# -- damage --------------------------------------------------------------------------------------
+
+
+def second_segment(root: Path) -> Path:
+    return sorted((root / SHARD / "segments").iterdir())[1]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+async def test_any_flipped_byte_of_a_segment_is_found_and_named(tmp_path: Path, kind: SegmentFormat) -> None:
+    store = await written(tmp_path, log_of(2, 2, 2, 2), kind)
+    path = second_segment(tmp_path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), max(1, len(whole) // 40)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(SegmentsDamaged, match="its digest differs") as caught:
+            await verify(store, SHARD)
+        assert (caught.value.details["segment"], caught.value.details["sequence"]) == (path.name, 5)
+    path.write_bytes(whole)
+    await verify(store, SHARD)
+
+
+async def test_a_missing_segment_is_named(tmp_path: Path) -> None:
+    store = await written(tmp_path, log_of(2, 2, 2, 2))
+    path = second_segment(tmp_path)
+    path.unlink()
+    with pytest.raises(SegmentsDamaged, match="is missing, although the manifest lists it") as caught:
+        await verify(store, SHARD)
+    assert caught.value.details["segment"] == path.name
+    with pytest.raises(SegmentsDamaged, match="although the manifest"):
+        await frames_of(SegmentReader(store, SHARD))
+
+
+async def forged(store: LocalObjectStore, change: Callable[[Manifest], Manifest]) -> None:
+    """Somebody rewrites the manifest, too."""
+
+    def changed(newest: Manifest | None) -> Manifest:
+        assert newest is not None
+        return change(newest)
+
+    await Archive(store, SHARD).change(changed)
+
+
+async def test_a_segment_that_is_no_longer_listed_leaves_a_gap_that_is_found(tmp_path: Path) -> None:
+    store = await written(tmp_path, log_of(2, 2, 2, 2, 2, 2))
+    await forged(store, lambda newest: newest.with_recent((newest.recent[0], newest.recent[2])))
+    with pytest.raises(SegmentsDamaged, match="follows event 8, but 4 comes before it"):
+        await verify(store, SHARD)
+
+
+def with_digest(newest: Manifest, at: int, data: bytes) -> Manifest:
+    entry = msgspec.structs.replace(newest.recent[at], digest=hashlib.sha256(data).hexdigest(), bytes=len(data))
+    return newest.with_recent((*newest.recent[:at], entry, *newest.recent[at + 1 :]))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("payload_resource_id", "forged", "column payload_resource_id is not what the frames say"),
+        ("chain", b"x" * 32, "does not continue the chain"),
+        ("frame_last", 99, "is damaged"),
+    ],
+)
+async def test_rows_that_were_forged_with_their_digest_are_found(
+    tmp_path: Path, column: str, value: object, words: str
+) -> None:
+    store = await written(tmp_path, log_of(5, 5, 5, 5))
+    path = second_segment(tmp_path)
+    table = read_table(path.read_bytes())
+    field = table.schema.field(column)
+    values = [value if each is not None else None for each in table[column].to_pylist()]
+    at = table.schema.get_field_index(column)
+    data = encode_table(table.set_column(at, field, pa.array(values, field.type)))
+    path.write_bytes(data)
+    await forged(store, lambda newest: with_digest(newest, 1, data))
+    with pytest.raises(SegmentsDamaged, match=words) as caught:
+        await verify(store, SHARD)
+    assert caught.value.details["segment"] == path.name
+    assert caught.value.code == "error.segments.damaged"
