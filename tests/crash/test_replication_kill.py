@@ -1,4 +1,6 @@
-"""kill -9 of a node with sinks under load: afterwards each target holds every event of the log once, in order."""
+"""kill -9 of a node with sinks under load, and of what they deliver to: afterwards each target holds every event of the
+log once, in order, and a replay of what it holds ends in the node's own state.
+"""
 
 from __future__ import annotations
 
@@ -7,49 +9,50 @@ import json
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 import threading
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from omnirelay.core.events import Event
+from omnirelay.core.evolve import evolve
+from omnirelay.core.snapshot import digest
+from omnirelay.core.state import State
+from omnirelay.engine.recovery import rebuild
 from omnirelay.log import SqliteLog
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.governance import GovernanceLines
-from omnirelay.replication.settings import TABLE
+from omnirelay.wire.events import INSTANTS
+from omnirelay.wire.instants import read_instant
 from tests.cli.processes import command, environment
 from tests.crash.plan import LONG
+from tests.crash.replication_targets import NAMESPACE, Files, Nats, Postgres, Tables, Target, Webhook
 
-KILLS = 30 if LONG else 3
+KILLS = 60 if LONG else 4
+"""Of each set of targets: more than a hundred together in the long form."""
 CALLERS = 3
 PATIENCE_S = 60.0
-NAMESPACE = "resourcelease"
+
+SETS: dict[str, list[type[Target]]] = {"files, tables and a webhook": [Files, Tables, Webhook]}
+if LONG:
+    SETS["servers"] = [Postgres, Nats]
 
 CONFIG = """
 [node]
 port = {port}
 data = "data"
 
-[sinks.files]
-kind = "file"
-rotate_bytes = "64KiB"
-linger = "1ms"
-batch_events = 50
-
-[sinks.tables]
-kind = "sqlite"
-linger = "1ms"
-batch_events = 70
-required = true
-
 [sinks.audit]
 kind = "governance"
 linger = "0s"
+
 """
 
 ITEM = {"payload": {"resourceType": "table", "resourceId": "orders"}}
@@ -58,13 +61,14 @@ ITEM = {"payload": {"resourceType": "table", "resourceId": "orders"}}
 class Run:
     """One directory and one port, many nodes after each other."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, targets: Sequence[Target]) -> None:
         self.directory = directory
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        (directory / "omnirelay.toml").write_text(CONFIG.format(port=port))
+        text = CONFIG.format(port=port) + "\n".join(target.config() for target in targets)
+        (directory / "omnirelay.toml").write_text(text)
 
     def node(self) -> subprocess.Popen[bytes]:
         node_file = self.directory / "data" / "node.json"
@@ -100,6 +104,19 @@ class Run:
                         "/fail", json={"acks": [{"ownershipToken": each["ownershipToken"]} for each in leases[20:]]}
                     )
 
+    @contextmanager
+    def under_load(self) -> Iterator[None]:
+        stop = threading.Event()
+        callers = [threading.Thread(target=self.work, args=(stop,)) for _ in range(CALLERS)]
+        for caller in callers:
+            caller.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for caller in callers:
+                caller.join()
+
     def caught_up(self) -> None:
         with httpx.Client(base_url=self.url, timeout=PATIENCE_S) as client:
             last = client.post(f"/v1/{NAMESPACE}/stats", json={}).json()["stats"]["lastSequence"]
@@ -110,61 +127,100 @@ class Run:
 
     # -- what is found afterwards ----------------------------------------------------------------
 
-    def log(self) -> list[ReplicatedEvent]:
-        async def read() -> list[ReplicatedEvent]:
+    def log(self) -> tuple[list[ReplicatedEvent], str]:
+        """The events of the log, and the digest of the state that the node has by it."""
+
+        async def read() -> tuple[list[ReplicatedEvent], str]:
             log = SqliteLog.open(self.directory / "data", NAMESPACE, read_only=True)
             events: list[ReplicatedEvent] = []
             async for frame in log.read(1):
                 events += events_of_frame(frame, "local", events[-1].sequence if events else 0)
+            state = (await rebuild(log)).state
             await log.close()
-            return events
+            return events, digest(state)
 
         return asyncio.run(read())
 
-    def lines(self, sink: str) -> list[bytes]:
-        files = sorted((self.directory / "data" / "sinks" / sink / NAMESPACE).iterdir())
-        return [line for path in files for line in path.read_bytes().splitlines()]
+    def audit(self) -> list[Any]:
+        files = sorted((self.directory / "data" / "sinks" / "audit" / NAMESPACE).iterdir())
+        return [json.loads(line) for path in files for line in path.read_bytes().splitlines()]
 
-    def rows(self) -> list[bytes]:
-        database = sqlite3.connect(self.directory / "data" / "sinks" / "tables" / f"{NAMESPACE}.db")
-        found = database.execute(f"select event_json from {TABLE} order by rowid").fetchall()
-        database.close()
-        return [row[0].encode() for row in found]
+
+@pytest.fixture
+def targets(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Target]]:
+    made = [kind(tmp_path) for kind in SETS[request.param]]
+    try:
+        for target in made:
+            if target.server is not None:
+                target.server.start()
+        yield made
+    finally:
+        for target in made:
+            if target.server is not None:
+                target.server.remove()
 
 
 @pytest.mark.timeout(1_200)
-def test_every_target_holds_every_event_once_and_in_order(tmp_path: Path) -> None:
-    run = Run(tmp_path)
+@pytest.mark.parametrize("targets", SETS, indirect=True)
+def test_every_target_holds_every_event_once_and_in_order(targets: list[Target], tmp_path: Path) -> None:
+    run = Run(tmp_path, targets)
     random = Random(int(os.environ.get("OMNIRELAY_SEED", "7")))
-    stop, pause = threading.Event(), threading.Event()
+    servers = [target.server for target in targets if target.server is not None]
+    pause = threading.Event()
     node = run.node()
-    callers = [threading.Thread(target=run.work, args=(stop,)) for _ in range(CALLERS)]
-    for caller in callers:
-        caller.start()
     try:
-        for _ in range(KILLS):
-            pause.wait(random.uniform(0.2, 1.0))
-            node.send_signal(signal.SIGKILL)
-            node.communicate()
-            node = run.node()
-        pause.wait(0.3)
+        with run.under_load():
+            for number in range(KILLS):
+                pause.wait(random.uniform(0.2, 1.0))
+                # The node and what it delivers to in turns, each of those at random.
+                if number % 2:
+                    node.send_signal(signal.SIGKILL)
+                    node.communicate()
+                    node = run.node()
+                else:
+                    server = random.choice(servers)
+                    server.kill()
+                    pause.wait(random.uniform(0.0, 0.5))
+                    server.start()
+            pause.wait(0.3)
+        run.caught_up()
     finally:
-        stop.set()
-        for caller in callers:
-            caller.join()
-        if node.poll() is None:
-            try:
-                run.caught_up()
-            finally:
-                node.terminate()
-                node.communicate(timeout=PATIENCE_S)
-    events = run.log()
-    assert len(events) > 100 * KILLS
+        node.terminate()
+        node.communicate(timeout=PATIENCE_S)
+    events, expected_digest = run.log()
+    assert len(events) > 50 * KILLS
     assert {"Enqueue", "LeaseGranted", "Completed", "Failed", "LeaderElected"} <= {each.event_type for each in events}
-    expected = [event.json() for event in events]
-    assert run.lines("files") == expected
-    assert run.rows() == expected
-    assert len(list((tmp_path / "data" / "sinks" / "files" / NAMESPACE).iterdir())) > 1
+    expected = [json.loads(event.json()) for event in events]
+    for target in targets:
+        found = [json.loads(event) for event in target.events()]
+        assert found == expected, target.name
+        assert digest_of(found) == expected_digest, target.name
     lines = GovernanceLines()
     deeds = [json.loads(line) for event in events if (line := lines.line_of(event)) is not None]
-    assert [json.loads(line) for line in run.lines("audit")] == deeds
+    assert run.audit() == deeds
+
+
+# -- from what readers get back to a state -------------------------------------------------------
+
+_ADDED = ("shard.id", "region", "queue.pending", "queue.active", "rpc.principal", "rpc.principal_thumbprint")
+
+
+def digest_of(documents: Sequence[dict[str, Any]]) -> str:
+    """The digest of the state that a replay of these ends in: nothing that matters was lost on the way."""
+    state = State()
+    for document in documents:
+        evolve(state, msgspec.convert(_stored(document), Event, strict=True, builtin_types=()))
+    return digest(state)
+
+
+def _stored(document: dict[str, Any]) -> dict[str, Any]:
+    """The event as the log has it: instants as numbers, and without what was added on the way out."""
+    stored = {name: _number(name, value) if name in INSTANTS else value for name, value in document.items()}
+    metadata = {name: value for name, value in stored.pop("metadata", {}).items() if name not in _ADDED}
+    return {**stored, "metadata": metadata} if metadata else stored
+
+
+def _number(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_number(name, each) for each in value]
+    return read_instant(name, value) if isinstance(value, str) else value
