@@ -61,7 +61,8 @@ async def open_shard(directory: Path, settings: EngineSettings | None = None) ->
 async def cycles(shard: Shard, batch: int, rounds: int) -> tuple[float, float, int, int]:
     """Cycles per second, CPU microseconds per cycle, frames and bytes, for `rounds` of `batch` per pipeline.
 
-    What is enqueued is made before the clock starts: it is the caller's, and over a network it would not be here.
+    What is enqueued is made before the clock starts: it is the caller's, and over a network it would not be here. There
+    are few rounds, so that it is still in the processor's cache when it is enqueued, as what a node has just read is.
     """
     batches = [[items(batch) for _ in range(rounds)] for _ in range(PIPELINES)]
 
@@ -96,7 +97,7 @@ def bare(directory: Path, frames: int, frame_bytes: int) -> float:
 
 async def durable_cycles(directory: Path, passes: int, scale: int) -> None:
     print("\nDurable full cycles (SQLite log), beside the same bytes in a bare synced file")
-    print("quiet: the least disturbed third of the passes, by a fixed piece of Python timed around each")
+    print("quiet: the least disturbed third of the passes, by a fixed piece of Python (spin) timed around each")
     print(
         f"{'batch':>6} {'cycles/s':>10} {'quiet':>8} {'CPU us':>7} {'quiet':>6} {'ev/frame':>9} {'bare cycles/s':>14}"
         f" {'ratio':>6}  load"
@@ -116,7 +117,7 @@ async def durable_cycles(directory: Path, passes: int, scale: int) -> None:
             rate, cpu, limit, per_frame = (seen.median(figure) for figure in range(4))
             print(
                 f"{batch:>6} {rate:>10,.0f} {seen.quiet(0):>8,.0f} {cpu:>7.2f} {seen.quiet(1):>6.2f} {per_frame:>9.0f}"
-                f" {limit:>14,.0f} {rate / limit:>6.2f}  {load.since()}, machine x{seen.disturbance:.2f}"
+                f" {limit:>14,.0f} {rate / limit:>6.2f}  {load.since()}, spin {seen.spins}"
             )
 
 
@@ -144,7 +145,7 @@ async def recovery(directory: Path, count: int) -> None:
 async def measure(arguments: argparse.Namespace) -> None:
     """Everything, with core as this process has it."""
     root = Path(tempfile.mkdtemp(prefix="omnirelay-bench-", dir=arguments.directory))
-    passes, scale, deep = (6, 16_000, 100_000) if arguments.quick else (15, 40_000, 1_000_000)
+    passes, scale, deep = (8, 12_000, 100_000) if arguments.quick else (40, 12_000, 1_000_000)
     try:
         tune_process()
         await durable_cycles(root / "cycles", passes, scale)

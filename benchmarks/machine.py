@@ -82,10 +82,10 @@ class Passes:
         return statistics.median(figures[figure] for _, figures in ordered[: max(1, len(ordered) // 3)])
 
     @property
-    def disturbance(self) -> float:
-        """How much slower the machine was in the median pass than in the quickest."""
-        spins = [spun for spun, _ in self._passes]
-        return statistics.median(spins) / min(spins)
+    def spins(self) -> str:
+        """How long two spins took, at best and in the median pass: the speed of the machine while this was measured."""
+        spins = [spun * 1000 for spun, _ in self._passes]
+        return f"{min(spins):.1f}-{statistics.median(spins):.1f} ms"
 
 
 def is_compiled() -> bool:
