@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -55,11 +56,13 @@ def members(fields: tuple[EventField, ...]) -> st.SearchStrategy[dict[str, Any]]
     )
 
 
+@cache
 def stored(event_type: EventType) -> st.SearchStrategy[dict[str, Any]]:
     """What this version could have stored."""
     return members(event_type.fields).map(lambda each: {**each, "schemaVersion": 1})
 
 
+@cache
 def any_stored() -> st.SearchStrategy[dict[str, Any]]:
     return st.sampled_from(event_types()).flatmap(stored)
 

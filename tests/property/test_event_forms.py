@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omnirelay.core.events import Event
@@ -16,6 +16,7 @@ from omnirelay.wire.event_protobuf import from_protobuf, to_protobuf
 from omnirelay.wire.event_schema import EventType, event_types
 from omnirelay.wire.events import event_of
 from tests.property.event_strategies import JSON, TEXT, any_stored, of_a_newer_version, stored
+from tests.property.strategies import profile
 
 
 def replicated(event: dict[str, Any]) -> ReplicatedEvent:
@@ -37,7 +38,7 @@ def decoded(document: bytes) -> Any:
 
 
 @pytest.mark.parametrize("event_type", event_types(), ids=lambda each: each.name)
-@settings(max_examples=20)
+@profile(10)
 @given(st.data())
 def test_what_the_schema_describes_is_what_the_log_reads(event_type: EventType, data: st.DataObject) -> None:
     event = data.draw(stored(event_type))
@@ -48,7 +49,7 @@ def test_what_the_schema_describes_is_what_the_log_reads(event_type: EventType, 
 
 
 @pytest.mark.parametrize("event_type", event_types(), ids=lambda each: each.name)
-@settings(max_examples=20)
+@profile(10)
 @given(st.data())
 def test_an_event_of_this_version_passes_through_protobuf(event_type: EventType, data: st.DataObject) -> None:
     event = replicated(data.draw(stored(event_type)))
@@ -56,17 +57,20 @@ def test_an_event_of_this_version_passes_through_protobuf(event_type: EventType,
     assert decoded(from_protobuf(event.protobuf())) == decoded(document)
 
 
+@profile(60)
 @given(of_a_newer_version())
 def test_an_event_of_a_newer_version_passes_through_protobuf(event: dict[str, Any]) -> None:
     document = replicated(event).json()
     assert decoded(from_protobuf(to_protobuf(document))) == decoded(document)
 
 
+@profile(60)
 @given(st.dictionaries(TEXT, JSON, max_size=6))
 def test_any_object_at_all_passes_through_protobuf(document: dict[str, Any]) -> None:
     assert decoded(from_protobuf(to_protobuf(msgspec.json.encode(document)))) == document
 
 
+@profile(60)
 @given(of_a_newer_version())
 def test_nothing_is_lost_between_what_is_stored_and_the_document(event: dict[str, Any]) -> None:
     document = decoded(replicated(event).json())
@@ -77,6 +81,7 @@ def test_nothing_is_lost_between_what_is_stored_and_the_document(event: dict[str
     assert set(event) <= set(document)
 
 
+@profile(60)
 @given(any_stored())
 def test_protobuf_is_the_same_bytes_every_time(event: dict[str, Any]) -> None:
     document = replicated(event).json()
@@ -84,6 +89,7 @@ def test_protobuf_is_the_same_bytes_every_time(event: dict[str, Any]) -> None:
     assert to_protobuf(document) == to_protobuf(again)
 
 
+@profile(60)
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_message_are_refused_or_read_as_one(data: bytes) -> None:
     try:
