@@ -229,6 +229,21 @@ async def test_a_sweep_does_not_take_a_segment_that_is_about_to_be_listed(tmp_pa
     assert len(await store.list(f"{SHARD}/segments")) == 2
 
 
+async def test_a_sweep_does_not_take_a_merged_segment_that_is_about_to_be_listed(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path)
+    log = log_of(1, 2, 3)
+    writer = writer_on(store)
+    for frame in log.frames:
+        await writer.append([frame])
+    asleep = Stalled(store)
+    merging = asyncio.create_task(compact(asleep.writer.archive, segment_bytes=10_000, at_least=2))
+    await asleep.stopped.wait()
+    assert await sweep(writer.archive, grace_ms=0) == 1
+    asleep.go.set()
+    assert await merging == 0
+    assert await held(store) == log.frames
+
+
 async def test_a_crash_between_segment_and_manifest_leaves_what_a_sweep_removes(tmp_path: Path) -> None:
     real = LocalObjectStore(tmp_path)
     log = log_of(2, 2)

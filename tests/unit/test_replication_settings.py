@@ -161,6 +161,17 @@ def test_the_environment_reaches_a_sink(config: Config) -> None:
             "[sinks.a]\nkind='governance'\nsubject='y'",
             '3: sinks.a.subject does not go with kind = "governance"',
         ),
+        (
+            "[sinks.a]\nkind='objects'\nurl='ftp://x'",
+            '3: sinks.a.url is "ftp", must be an address that begins with s3://',
+        ),
+        ("[sinks.a]\nkind='objects'\nurl='s3://x'\npath='y'", "3: sinks.a.url and path exclude each other"),
+        (
+            "[sinks.a]\nkind='objects'\nformat='csv'",
+            '3: sinks.a.format is "csv", must be one of parquet, jsonl, json',
+        ),
+        ("[sinks.a]\nkind='objects'\ncompact_at=1", "3: sinks.a.compact_at is 1, must be 0, or a whole number"),
+        ("[sinks.a]\nkind='file'\nretention='1d'", '3: sinks.a.retention does not go with kind = "file"'),
         ("sinks = 5", "1: sinks is 5, must be tables: [sinks.NAME]"),
         ("[sinks]\na = 5", "2: sinks.a is 5, must be a table: settings of a sink stand in [sinks.NAME]"),
     ],
