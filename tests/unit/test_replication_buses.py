@@ -21,7 +21,7 @@ from omnirelay.replication.kinds import SinkPlace, make_sink
 from omnirelay.replication.loops import OneLoop
 from omnirelay.replication.nats_stream import NatsSink, _covers, _credentials, _servers
 from omnirelay.replication.otel_logs import OtelSink, request_of
-from omnirelay.replication.postgres_table import storable
+from omnirelay.replication.postgres_rows import storable
 from omnirelay.replication.settings import OWN_KINDS, SinkSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
 from omnirelay.testing.sinks import SHARD, made_event
