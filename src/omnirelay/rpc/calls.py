@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from omnirelay.errors import DeadlineExceeded
 from omnirelay.wire.requests import WAIT_MAX_MS
@@ -69,6 +70,8 @@ class Call:
 
     meta: RequestMeta
     body: bytes = b""
+    request: Any = None
+    """What the body says, when a transport has read it already; then there is no body."""
 
 
 @dataclass(slots=True)

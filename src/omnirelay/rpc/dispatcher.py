@@ -96,11 +96,11 @@ class Dispatcher:
         read = Reader(request).read
 
         async def serve(call: Call) -> Reply:
-            outcome = await handler(call.meta, read(call.body))
+            outcome = await handler(call.meta, read(call.body) if call.request is None else call.request)
             return outcome if type(outcome) is Reply else Reply(_encode(outcome))
 
         def late_reply(late: Callable[[Req], Reply]) -> Callable[[Call], Reply]:
-            return lambda call: late(read(call.body))
+            return lambda call: late(read(call.body) if call.request is None else call.request)
 
         self.register(
             Procedure(

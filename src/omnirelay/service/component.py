@@ -30,8 +30,9 @@ from omnirelay.log.sqlite import SqliteLog
 from omnirelay.rpc.calls import RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.sessions import Outlet, Session
+from omnirelay.service.held_leases import HeldLeases
 from omnirelay.service.procedures import register
-from omnirelay.service.streaming import HeldLeases, LeaseStream
+from omnirelay.service.streaming import LeaseStream
 from omnirelay.telemetry.meters import ShardMeter
 from omnirelay.wire.streams import StreamMessage
 

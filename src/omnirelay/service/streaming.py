@@ -25,7 +25,6 @@ from typing import Any
 
 import msgspec
 
-from omnirelay.core import events as ev
 from omnirelay.core.answers import GrantedLease
 from omnirelay.core.intake import BATCH_ITEMS_MAX, refuse
 from omnirelay.core.payload import OwnershipToken
@@ -35,22 +34,21 @@ from omnirelay.errors import (
     InvalidArgument,
     OmniRelayError,
     PermissionDenied,
-    ResourceExhausted,
     Unavailable,
 )
-from omnirelay.rpc.calls import Call, Reply, RequestMeta
+from omnirelay.rpc.calls import Reply, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
-from omnirelay.rpc.driving import Driven
 from omnirelay.rpc.sessions import POLICY, RESTARTING, Outlet
 from omnirelay.rpc.statuses import TOO_LARGE
+from omnirelay.service.held_leases import HeldLeases
 from omnirelay.service.procedures import ACKNOWLEDGE, caller_of, holder_of
+from omnirelay.service.stream_calls import StreamCalls
 from omnirelay.wire.answers import Lease, error_body_of, lease_of, outcome_of
 from omnirelay.wire.streams import (
     CREDIT_MAX,
     Received,
     StreamAck,
     StreamAnswer,
-    StreamCall,
     StreamOpen,
     read_messages,
 )
@@ -59,86 +57,12 @@ _log = logging.getLogger("omnirelay.service")
 
 LEASE_WAIT_MS = 60_000
 LEASES_PER_CALL_MAX = 1_000
-CALLS_MAX = 10_000
-"""Most calls of one stream that wait for an answer. One more is refused: acknowledgements never wait behind calls."""
-CALL_BYTES_MAX = 64 * 1024 * 1024
-"""Most bytes of requests of one stream that wait for an answer."""
-TTL_MAX_MS = 1e10
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 """Answers that are ready together go out together, up to about this much."""
 PUSH_BYTES_MAX = 1024 * 1024
 """Leases go out in messages of about this size; between two of them it is seen whether the peer still reads."""
 
 _encode = msgspec.json.Encoder().encode
-
-
-class HeldLeases:
-    """Which stream of a shard holds which leases, so that a cancellation or a loss reaches the right one."""
-
-    def __init__(self) -> None:
-        self._streams: dict[int, tuple[OwnershipToken, LeaseStream]] = {}
-
-    def add(self, token: OwnershipToken, stream: LeaseStream) -> None:
-        """The stream holds it from now on. One that held it before is dead or its peer has gone over: when that one
-        ends, it must not release what is worked on here.
-        """
-        before = self._streams.get(token.sequence_id)
-        if before is not None and before[1] is not stream:
-            before[1].ended(before[0])
-        self._streams[token.sequence_id] = (token, stream)
-
-    def remove(self, token: OwnershipToken, stream: LeaseStream) -> None:
-        held = self._streams.get(token.sequence_id)
-        if held is not None and held[1] is stream and held[0].lease_id == token.lease_id:
-            del self._streams[token.sequence_id]
-
-    def stop(self) -> None:
-        """The shard is about to close: every stream gives back what its peer has not begun, while there is somebody to
-        take it.
-        """
-        for stream in {id(stream): stream for _, stream in self._streams.values()}.values():
-            stream.stop()
-
-    def take(self, events: Sequence[ev.Event]) -> None:
-        """Look at durable events: tell streams what they could not know."""
-        if not self._streams:
-            return
-        for event in events:
-            kind = type(event)
-            if kind is ev.Completed or kind is ev.Failed or kind is ev.Released or kind is ev.Expired:
-                token = event.ownership  # type: ignore[union-attr]
-                held = self._streams.get(token.sequence_id)
-                if held is not None and held[0].lease_id == token.lease_id:
-                    del self._streams[token.sequence_id]
-                    if kind is ev.Expired:
-                        held[1].lost(held[0])
-                    else:
-                        held[1].ended(held[0])
-            elif kind is ev.CancelRequested or kind is ev.Cancelled:
-                held = self._streams.get(event.sequence_id)  # type: ignore[union-attr]
-                if held is not None:
-                    if kind is ev.CancelRequested:
-                        held[1].cancel_requested(held[0])
-                    else:
-                        del self._streams[event.sequence_id]  # type: ignore[union-attr]
-                        held[1].lost(held[0])
-
-
-class RunningCall:
-    """A call that has not been answered yet."""
-
-    __slots__ = ("call", "id", "work")
-
-    def __init__(self, call_id: int | str | None, call: Call) -> None:
-        self.id = call_id
-        self.call = call
-        self.work: Driven | asyncio.Task[None] | None = None
-
-    def cancel(self) -> None:
-        if isinstance(self.work, Driven):
-            self.work.interrupt(asyncio.CancelledError())
-        elif self.work is not None:
-            self.work.cancel()
 
 
 class LeaseStream:
@@ -153,7 +77,6 @@ class LeaseStream:
         meta: RequestMeta,
         outlet: Outlet,
     ) -> None:
-        self._dispatcher = dispatcher
         self._namespace = namespace
         self._shard = shard
         self._held_leases = held
@@ -167,11 +90,8 @@ class LeaseStream:
         self._held: dict[str, OwnershipToken] = {}
         self._granted: deque[GrantedLease] = deque()
         """Held for the peer, and not sent yet."""
-        self._running: set[RunningCall] = set()
-        self._call_bytes = 0
+        self._calls = StreamCalls(dispatcher, namespace, meta, self._answer)
         self._acks_running = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
         self._pushing: asyncio.Task[None] | None = None
         self._waiting: list[bytes] = []
         """Messages that go out at the end of this turn of the loop."""
@@ -197,7 +117,7 @@ class LeaseStream:
                 try:
                     if received.error is not None:
                         raise received.error
-                    self._take(received)
+                    self._take(received, len(data))
                 except OmniRelayError as error:
                     if received.message.id is None:
                         self._end(error)
@@ -213,10 +133,7 @@ class LeaseStream:
         self._closed = True
         if self._pushing is not None:
             self._pushing.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-        for running in list(self._running):
-            running.cancel()
+        self._calls.close()
         for token in self._held.values():
             self._held_leases.remove(token, self)
         self._held.clear()
@@ -236,7 +153,7 @@ class LeaseStream:
 
     # -- what peers say ------------------------------------------------------------------------
 
-    def _take(self, received: Received) -> None:
+    def _take(self, received: Received, size: int) -> None:
         message = received.message
         if message.clock is not None:
             self._clock = message.clock
@@ -250,7 +167,8 @@ class LeaseStream:
         if received.acks is not None:
             self._acknowledge(message.id, received.acks)
         if message.call is not None:
-            self._call(message.id, message.call)
+            peer_id = None if self._opened is None else self._opened.peer_id
+            self._calls.begin(message.id, message.call, received.request, size, peer_id)
 
     def _open(self, opened: StreamOpen) -> None:
         if self._opened is not None:
@@ -315,91 +233,11 @@ class LeaseStream:
         results = [outcome_of(next(decided) if each is None else each) for each in outcomes]
         self._say(_encode(StreamAnswer(id=call_id, results=results)))
 
-    def _call(self, call_id: int | str | None, call: StreamCall) -> None:
-        if len(self._running) >= CALLS_MAX:
-            raise ResourceExhausted(
-                f"{CALLS_MAX} calls of this stream wait already", code="resource-exhausted", retry_after_ms=1_000
-            )
-        request = bytes(call.request)
-        if self._call_bytes + len(request) > CALL_BYTES_MAX:
-            raise ResourceExhausted(
-                f"calls of {self._call_bytes} bytes of this stream wait already",
-                code="resource-exhausted",
-                retry_after_ms=1_000,
-            )
-        peer_id = None if self._opened is None else self._opened.peer_id
-        meta = RequestMeta(
-            procedure=f"{self._namespace}::{call.verb}",
-            service=self._meta.service,
-            caller=peer_id or self._meta.caller,
-            transport=self._meta.transport,
-            deadline=None if call.ttl_ms is None else self._loop.time() + min(call.ttl_ms, TTL_MAX_MS) / 1000,
-            headers=self._meta.headers,
-            principal=self._meta.principal,
-        )
-        running = RunningCall(call_id, Call(meta, request))
-        self._running.add(running)
-        self._call_bytes += len(request)
-        if self._dispatcher.is_direct(meta.procedure):
-            running.work = Driven(self._serve(running, keeps_deadline=False), self._loop)
-            self._watch_deadline(running)
-        else:
-            running.work = self._loop.create_task(self._serve(running, keeps_deadline=True))
-
-    async def _serve(self, running: RunningCall, *, keeps_deadline: bool) -> None:
-        try:
-            reply = await self._dispatcher.call(running.call, keeps_deadline=keeps_deadline)
-        except OmniRelayError as error:
-            self._over(running)
-            self._answer(running.id, error)
-        else:
-            self._over(running)
-            if self._closed:
-                if reply.undelivered is not None:
-                    reply.undelivered()
-                return
-            self._answer(running.id, reply)
-        finally:
-            self._over(running)
-
-    def _over(self, running: RunningCall) -> None:
-        if running in self._running:
-            self._running.remove(running)
-            self._call_bytes -= len(running.call.body)
-
     def _answer(self, call_id: int | str | None, outcome: Reply | OmniRelayError) -> None:
         if isinstance(outcome, OmniRelayError):
             self._say(_encode(StreamAnswer(id=call_id, error=error_body_of(outcome))))
         else:
             self._say(b'{"id":%b,"answer":%b}' % (_encode(call_id), outcome.body))
-
-    def _watch_deadline(self, running: RunningCall) -> None:
-        """One timer for all calls: most have been answered long before it comes."""
-        due = running.call.meta.answer_by
-        if due is None or running not in self._running:
-            return
-        if self._timer is None or due < self._timer_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = due
-            self._timer = self._loop.call_at(due, self._time_came)
-
-    def _time_came(self) -> None:
-        self._timer = None
-        now = self._loop.time()
-        for running in list(self._running):
-            due = running.call.meta.answer_by
-            if not isinstance(running.work, Driven) or due is None:
-                continue
-            if due > now:
-                self._watch_deadline(running)
-                continue
-            self._over(running)
-            running.cancel()
-            try:
-                self._answer(running.id, self._dispatcher.too_late(running.call))
-            except OmniRelayError as error:
-                self._answer(running.id, error)
 
     # -- what the node says --------------------------------------------------------------------
 
@@ -494,7 +332,7 @@ class LeaseStream:
 
     def _say(self, message: bytes) -> None:
         """An answer goes out. When nobody else waits for one there is nothing it could go out together with."""
-        self._put(message, alone=not (self._running or self._acks_running or self._receiving))
+        self._put(message, alone=not (self._calls or self._acks_running or self._receiving))
 
     def _put(self, message: bytes, *, alone: bool) -> None:
         if self._closed:

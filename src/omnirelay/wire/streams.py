@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -12,7 +13,15 @@ from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import InvalidArgument
 from omnirelay.wire.answers import ErrorBody, Lease, Outcome, Outgoing
 from omnirelay.wire.reading import Reader
-from omnirelay.wire.requests import EnqueueItem, FailAck, Incoming, IncomingProgress
+from omnirelay.wire.requests import (
+    CompleteRequest,
+    EnqueueItem,
+    EnqueueRequest,
+    FailAck,
+    Incoming,
+    IncomingProgress,
+    LeaseRequest,
+)
 
 CREDIT_MAX = 100_000
 CallId = int | str
@@ -86,6 +95,8 @@ class Received(msgspec.Struct):
 
     message: StreamMessage
     acks: Sequence[StreamAck | InvalidArgument] | None = None
+    request: Any = None
+    """The request of its call, when that was read along with it; then the call itself has none."""
     error: InvalidArgument | None = None
     """Why the message as a whole was not understood; then only its id is known, if any."""
 
@@ -94,8 +105,49 @@ _messages = Reader(StreamMessage)
 _acks = Reader(StreamAck)
 
 
+R = TypeVar("R")
+
+
+class _TypedCall(Incoming, Generic[R]):
+    verb: str
+    request: R
+    ttl_ms: Annotated[float, Meta(ge=0)] | None = None
+
+
+class _TypedMessage(Incoming, Generic[R]):
+    id: CallId
+    call: _TypedCall[R]
+
+
+_CALL = re.compile(rb'\{"id":\d+,"call":\{"verb":"(\w+)","request":\{')
+"""How a call begins as our own clients write it."""
+_TYPED: dict[bytes, msgspec.json.Decoder[Any]] = {
+    b"enqueue": msgspec.json.Decoder(_TypedMessage[EnqueueRequest]),
+    b"lease": msgspec.json.Decoder(_TypedMessage[LeaseRequest]),
+    b"complete": msgspec.json.Decoder(_TypedMessage[CompleteRequest]),
+}
+"""The verbs of the lease cycle, whose requests may be large: read with the message, not after it."""
+
+
+def _typed(data: bytes) -> Received | None:
+    """The one message in `data` when it is a call that can be read in one step."""
+    begins = _CALL.match(data)
+    decoder = None if begins is None else _TYPED.get(begins.group(1))
+    if decoder is None:
+        return None
+    try:
+        message = decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # The long way finds out what is wrong with it, or that nothing is.
+    call = StreamCall(verb=message.call.verb, ttl_ms=message.call.ttl_ms)
+    return Received(StreamMessage(id=message.id, call=call), request=message.call.request)
+
+
 def read_messages(data: bytes) -> list[Received]:
     """One message or an array of them. Raises InvalidArgument when it is not JSON, or not made of objects."""
+    typed = _typed(data)
+    if typed is not None:
+        return [typed]
     if data[:1].isspace():
         data = data.lstrip()
     try:
