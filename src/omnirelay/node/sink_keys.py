@@ -237,7 +237,11 @@ def sink_problems(
     changed = [field for field, value in given.items() if value != getattr(_FOLLOW, field, None)]
     if not given.get("required", False) and "required" not in refused:
         problems += [(key_of_field(field), "goes with required = true only") for field in changed if field in _REQUIRED]
-    if "on_retention_exceeded" in changed and not given.get("max_retained_bytes") and "max_retained_bytes" not in refused:
+    if (
+        "on_retention_exceeded" in changed
+        and not given.get("max_retained_bytes")
+        and "max_retained_bytes" not in refused
+    ):
         problems.append(("on_retention_exceeded", "has no meaning without max_retained_bytes"))
     kind = given.get("kind")
     if kind is None:
