@@ -468,7 +468,7 @@ class Client:
 
         async def attempt(left_ms: float) -> A:
             connection = self._linking.live or await self._linking.connected(left_ms)
-            return msgspec.json.decode(await connection.call(verb, body, left_ms), type=answer)
+            return await connection.call(verb, body, left_ms, answer)
 
         return await self._with_retries(attempt, timeout_ms or self.timeout_ms, repeatable=repeatable)
 

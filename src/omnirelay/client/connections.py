@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -72,8 +73,20 @@ class PushedMessage(msgspec.Struct, rename="camel", kw_only=True):
     error: ErrorBody | None = None
 
 
+_ANSWER = re.compile(rb'\{"id":(\d+),"answer":')
+"""How an answer begins as nodes write it: the rest of the message, but for its last brace, is the answer."""
+
 _decode_one = msgspec.json.Decoder(PushedMessage).decode
 _decode_many = msgspec.json.Decoder(list[PushedMessage]).decode
+
+
+def _decoder(answer: Any) -> Callable[[bytes], Any]:
+    return _made_decoder(answer)
+
+
+@cache
+def _made_decoder(answer: Any) -> Callable[[bytes], Any]:
+    return msgspec.json.Decoder(answer).decode
 
 
 class Pushed(Protocol):
@@ -96,7 +109,7 @@ class Connection(Protocol):
     @property
     def alive(self) -> bool: ...
 
-    async def call(self, verb: str, request: bytes, ttl_ms: float) -> bytes: ...
+    async def call(self, verb: str, request: bytes, ttl_ms: float, answer: type[A]) -> A: ...
 
     async def acknowledge(self, ack: StreamAck, ttl_ms: float) -> Outcome: ...
 
@@ -120,7 +133,8 @@ class StreamConnection(WebSocketLink):
         self._pushed = pushed
         self._tell_gone = on_gone
         self.opened: asyncio.Future[None] = self._loop.create_future()
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._answers: dict[int, tuple[asyncio.Future[Any], Callable[[bytes], Any]]] = {}
+        """By the id of the call: who waits, and how the answer is read."""
         self._due: dict[asyncio.Future[Any], float] = {}
         """When callers stop waiting. One timer for all: most have been answered long before."""
         self._due_timer: asyncio.TimerHandle | None = None
@@ -199,14 +213,36 @@ class StreamConnection(WebSocketLink):
         self.opened.set_exception(refusal)
 
     def on_message(self, data: bytes) -> None:
+        if not self._answer_at_once(data):
+            self._take(data)
+
+    def _answer_at_once(self, data: bytes) -> bool:
+        """Settle the call that `data` answers, when it is what most messages are; reading it as any message would mean
+        going through the answer twice.
+        """
+        begins = _ANSWER.match(data)
+        waiting = None if begins is None else self._answers.get(int(begins.group(1)))
+        if begins is None or waiting is None or waiting[0].done():
+            return False
+        try:
+            answer = waiting[1](data[begins.end() : -1])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
+        call_id = int(begins.group(1))
+        del self._answers[call_id]
+        self._leasing.discard(call_id)
+        waiting[0].set_result(answer)
+        return True
+
+    def _take(self, data: bytes) -> None:
         messages = _decode_many(data) if data[:1] == b"[" else (_decode_one(data),)
         for message in messages:
             if message.id is not None:
-                answer = self._answers.pop(message.id, None)
+                waiting = self._answers.pop(message.id, None)
                 leasing = message.id in self._leasing
                 self._leasing.discard(message.id)
-                if answer is not None and not answer.done():
-                    self._settle(answer, message)
+                if waiting is not None and not waiting[0].done():
+                    self._settle(*waiting, message)
                 elif leasing and message.error is None:
                     self._give_back(bytes(message.answer))
                 continue
@@ -215,13 +251,16 @@ class StreamConnection(WebSocketLink):
             if self._pushed is not None:
                 self._hand_on(self._pushed, message)
 
-    def _settle(self, answer: asyncio.Future[Any], message: PushedMessage) -> None:
+    def _settle(self, answer: asyncio.Future[Any], decode: Callable[[bytes], Any], message: PushedMessage) -> None:
         if message.error is not None:
             answer.set_exception(error_of(message.error))
         elif message.results is not None:
             answer.set_result(message.results)
         else:
-            answer.set_result(bytes(message.answer))
+            try:
+                answer.set_result(decode(bytes(message.answer)))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                answer.set_exception(error)
 
     def _give_back(self, answer: bytes) -> None:
         """Leases that came when the caller had gone: nobody will work on them."""
@@ -251,7 +290,7 @@ class StreamConnection(WebSocketLink):
         if not self.opened.done():
             self.opened.set_exception(NotConnected("the node ended the connection at once", retry_after_ms=500))
             self.opened.exception()  # Whoever waits gets it; nobody has to.
-        waiting = [*self._answers.values(), *(future for _, future in self._acks)]
+        waiting = [*(future for future, _ in self._answers.values()), *(future for _, future in self._acks)]
         self._answers.clear()
         self._acks.clear()
         self._leasing.clear()
@@ -265,12 +304,12 @@ class StreamConnection(WebSocketLink):
 
     # -- saying something ----------------------------------------------------------------------
 
-    async def call(self, verb: str, request: bytes, ttl_ms: float) -> bytes:
-        waiting = self._ask(b'"call":{"verb":%b,"request":%b,"ttlMs":%d}' % (_encode(verb), request, max(1, ttl_ms)))
+    async def call(self, verb: str, request: bytes, ttl_ms: float, answer: type[A]) -> A:
+        message = b'"call":{"verb":%b,"request":%b,"ttlMs":%d}' % (_encode(verb), request, max(1, ttl_ms))
+        waiting: asyncio.Future[A] = self._ask(message, _decoder(answer))
         if verb == "lease":
             self._leasing.add(self._next_id)
-        answer: bytes = await self._within(ttl_ms, waiting)
-        return answer
+        return await self._within(ttl_ms, waiting)
 
     async def _within(self, ttl_ms: float, waiting: asyncio.Future[A]) -> A:
         """Wait for an answer. Raises TimeoutError when it takes too long; then nobody waits for it any more."""
@@ -299,7 +338,7 @@ class StreamConnection(WebSocketLink):
         if left:
             self._set_due_timer(min(left))
 
-    def _ask(self, message: bytes) -> asyncio.Future[Any]:
+    def _ask(self, message: bytes, decode: Callable[[bytes], Any]) -> asyncio.Future[Any]:
         if not self.alive:
             raise NotConnected("the connection to the node is gone", retry_after_ms=100)
         if len(message) > MESSAGE_MAX - 100:
@@ -313,7 +352,7 @@ class StreamConnection(WebSocketLink):
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.append(b'{"id":%d,%b}' % (self._next_id, message))
         self._flush_soon(now=not self._answers)
-        self._answers[self._next_id] = answer
+        self._answers[self._next_id] = (answer, decode)
         return answer
 
     async def acknowledge(self, ack: StreamAck, ttl_ms: float) -> Outcome:
@@ -394,7 +433,7 @@ class StreamConnection(WebSocketLink):
         self._send_part(acks[start:])
 
     def _send_part(self, acks: list[tuple[bytes, asyncio.Future[Outcome]]]) -> None:
-        answer = self._ask(b'"acks":[%s]' % b",".join(message for message, _ in acks))
+        answer = self._ask(b'"acks":[%s]' % b",".join(message for message, _ in acks), bytes)
         answer.add_done_callback(partial(_share_out, [future for _, future in acks]))
 
     async def aclose(self) -> None:
@@ -440,9 +479,10 @@ class HttpConnection:
     def alive(self) -> bool:
         return not self._client.is_closed
 
-    async def call(self, verb: str, request: bytes, ttl_ms: float) -> bytes:
+    async def call(self, verb: str, request: bytes, ttl_ms: float, answer: type[A]) -> A:
         async with asyncio.timeout(ttl_ms / 1000):
-            return await self._post(verb, request, ttl_ms)
+            decoded: A = _decoder(answer)(await self._post(verb, request, ttl_ms))
+            return decoded
 
     async def _post(self, verb: str, request: bytes, ttl_ms: float) -> bytes:
         try:
@@ -463,7 +503,7 @@ class HttpConnection:
     async def acknowledge(self, ack: StreamAck, ttl_ms: float) -> Outcome:
         request = msgspec.json.decode(encoded(ack))
         verb = request.pop("verb")
-        return msgspec.json.decode(await self.call(verb, _encode(request), ttl_ms), type=Outcome)
+        return await self.call(verb, _encode(request), ttl_ms, Outcome)
 
     async def aclose(self) -> None:
         await self._client.aclose()
