@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,17 @@ async def held(store: ObjectStore) -> list[Frame]:
     return [frame async for frame in reader.frames()]
 
 
-def writer_on(store: ObjectStore, kind: SegmentFormat = "parquet") -> SegmentWriter:
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with quick_directory() as directory:
+        yield directory
+
+
+def writer_on(store: ObjectStore, kind: SegmentFormat = "jsonl") -> SegmentWriter:
     return SegmentWriter(Archive(store, SHARD), kind=kind)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=8),
     st.lists(FAULTS, max_size=60),
@@ -91,7 +97,7 @@ def test_the_segments_are_the_log_whatever_fails(
         asyncio.run(play(directory))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     st.lists(st.integers(1, 3), min_size=4, max_size=10),
     st.integers(2, 4),
@@ -129,7 +135,7 @@ def test_writers_that_race_write_each_frame_once(counts: list[int], writers: int
         asyncio.run(play(directory))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=2, max_size=6), st.integers(0, 1 << 30))
 def test_of_two_histories_one_is_written_and_the_other_is_told(counts: list[int], seed: int) -> None:
     choice = random.Random(seed)
@@ -180,8 +186,8 @@ class Stalled:
         return None
 
 
-async def test_a_writer_that_slept_cannot_win_a_version_that_was_trimmed(tmp_path: Path) -> None:
-    store = LocalObjectStore(tmp_path)
+async def test_a_writer_that_slept_cannot_win_a_version_that_was_trimmed(memory: Path) -> None:
+    store = LocalObjectStore(memory)
     log = log_of(*[1] * (3 * VERSIONS_KEPT))
     await writer_on(store).append(log.frames[:1])
     asleep = Stalled(store)
@@ -200,8 +206,8 @@ async def test_a_writer_that_slept_cannot_win_a_version_that_was_trimmed(tmp_pat
     assert await held(store) == log.frames
 
 
-async def test_a_writer_that_slept_with_the_same_frames_finds_them(tmp_path: Path) -> None:
-    store = LocalObjectStore(tmp_path)
+async def test_a_writer_that_slept_with_the_same_frames_finds_them(memory: Path) -> None:
+    store = LocalObjectStore(memory)
     log = log_of(*[1] * (3 * VERSIONS_KEPT))
     await writer_on(store).append(log.frames[:1])
     asleep = Stalled(store)
@@ -215,8 +221,8 @@ async def test_a_writer_that_slept_with_the_same_frames_finds_them(tmp_path: Pat
     assert await held(store) == log.frames
 
 
-async def test_a_sweep_does_not_take_a_segment_that_is_about_to_be_listed(tmp_path: Path) -> None:
-    store = LocalObjectStore(tmp_path)
+async def test_a_sweep_does_not_take_a_segment_that_is_about_to_be_listed(memory: Path) -> None:
+    store = LocalObjectStore(memory)
     log = log_of(1, 2, 3)
     await writer_on(store).append(log.frames[:1])
     asleep = Stalled(store)
@@ -229,8 +235,8 @@ async def test_a_sweep_does_not_take_a_segment_that_is_about_to_be_listed(tmp_pa
     assert len(await store.list(f"{SHARD}/segments")) == 2
 
 
-async def test_a_sweep_does_not_take_a_merged_segment_that_is_about_to_be_listed(tmp_path: Path) -> None:
-    store = LocalObjectStore(tmp_path)
+async def test_a_sweep_does_not_take_a_merged_segment_that_is_about_to_be_listed(memory: Path) -> None:
+    store = LocalObjectStore(memory)
     log = log_of(1, 2, 3)
     writer = writer_on(store)
     for frame in log.frames:
@@ -244,8 +250,8 @@ async def test_a_sweep_does_not_take_a_merged_segment_that_is_about_to_be_listed
     assert await held(store) == log.frames
 
 
-async def test_a_crash_between_segment_and_manifest_leaves_what_a_sweep_removes(tmp_path: Path) -> None:
-    real = LocalObjectStore(tmp_path)
+async def test_a_crash_between_segment_and_manifest_leaves_what_a_sweep_removes(memory: Path) -> None:
+    real = LocalObjectStore(memory)
     log = log_of(2, 2)
     await writer_on(real).append(log.frames[:1])
     failing = FailingStore(real, lambda what, key: "before" if what == "put" and "/manifest/" in key else None)
@@ -262,8 +268,8 @@ async def test_a_crash_between_segment_and_manifest_leaves_what_a_sweep_removes(
     assert await held(real) == log.frames
 
 
-async def test_who_looks_slowly_does_not_make_the_writer_beside_it_forget(tmp_path: Path) -> None:
-    store = FailingStore(LocalObjectStore(tmp_path))
+async def test_who_looks_slowly_does_not_make_the_writer_beside_it_forget(memory: Path) -> None:
+    store = FailingStore(LocalObjectStore(memory))
     log = log_of(1, 1, 1)
     writer = writer_on(store)
     await writer.append(log.frames[:1])
@@ -289,8 +295,8 @@ async def test_who_looks_slowly_does_not_make_the_writer_beside_it_forget(tmp_pa
     assert await held(store) == log.frames
 
 
-async def test_a_reader_does_not_notice_that_segments_are_merged_and_removed(tmp_path: Path) -> None:
-    store = LocalObjectStore(tmp_path)
+async def test_a_reader_does_not_notice_that_segments_are_merged_and_removed(memory: Path) -> None:
+    store = LocalObjectStore(memory)
     log = log_of(*[2] * 12)
     writer = writer_on(store)
     for frame in log.frames:
@@ -305,7 +311,7 @@ async def test_a_reader_does_not_notice_that_segments_are_merged_and_removed(tmp
     assert [each.key for each in await store.list(f"{SHARD}/segments")] == [segment_key(SHARD, entry.name)]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=8), st.integers(0, 25))
 def test_what_is_left_after_retention_is_the_end_of_the_log(ages: list[int], retention: int) -> None:
     log = FrameLog()
@@ -314,7 +320,7 @@ def test_what_is_left_after_retention_is_the_end_of_the_log(ages: list[int], ret
 
     async def play(directory: Path) -> None:
         store = LocalObjectStore(directory)
-        writer = SegmentWriter(Archive(store, SHARD, clock=lambda: 20))
+        writer = SegmentWriter(Archive(store, SHARD, clock=lambda: 20), kind="jsonl")
         for frame in log.frames:
             await writer.append([frame])
         await expire(writer.archive, retention_ms=retention)

@@ -66,9 +66,7 @@ class SegmentSink:
         self._address = address
         self._kind: SegmentFormat = kind
         self._options = options
-        self._upkeep = UpkeepSettings(
-            segment_bytes=segment_bytes, compact_at=compact_at, retention_ms=retention_ms
-        )
+        self._upkeep = UpkeepSettings(segment_bytes=segment_bytes, compact_at=compact_at, retention_ms=retention_ms)
         self._name = writer
         self._writer: SegmentWriter | None = None
         self._keeper: Keeper | None = None

@@ -18,6 +18,7 @@ _log = logging.getLogger("omnirelay.segments")
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 _LOOK_EVERY_MS: Final = 60_000
 _SWEEP_EVERY_MS: Final = 6 * 3_600_000
+_CLOSE_S: Final = 1.0
 
 
 class UpkeepSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +39,7 @@ class Keeper:
         self._archive = archive
         self._settings = settings
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
         self._looked_ms = 0
         self._swept_ms = 0
 
@@ -66,16 +68,18 @@ class Keeper:
         """Do all that is due now; with `looking` also what has to be looked for."""
         settings, now = self._settings, self._archive.clock()
         if settings.compact_at:
-            while await compact(self._archive, segment_bytes=settings.segment_bytes, at_least=settings.compact_at):
+            while not self._closing and await compact(
+                self._archive, segment_bytes=settings.segment_bytes, at_least=settings.compact_at
+            ):
                 pass
-        if not looking:
+        if not looking or self._closing:
             return
         self._looked_ms = now
         if settings.retention_ms:
-            while await expire(self._archive, retention_ms=settings.retention_ms):
+            while not self._closing and await expire(self._archive, retention_ms=settings.retention_ms):
                 pass
         await purge(self._archive, grace_ms=settings.grace_ms)
-        if now - self._swept_ms >= _SWEEP_EVERY_MS:
+        if now - self._swept_ms >= _SWEEP_EVERY_MS and not self._closing:
             self._swept_ms = now
             await sweep(self._archive, grace_ms=settings.grace_ms)
 
@@ -85,8 +89,11 @@ class Keeper:
             await asyncio.wait((self._task,))
 
     async def close(self) -> None:
-        """Stop at once; what was half done is done again by the next one. Safe to call twice."""
+        """Stop soon; what was half done then is done again by the next one. Safe to call twice."""
+        self._closing = True
         task, self._task = self._task, None
         if task is not None:
+            # A request that is given up half way leaves its library with nobody to tell.
+            await asyncio.wait((task,), timeout=_CLOSE_S)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

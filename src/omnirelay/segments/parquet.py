@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -17,14 +17,28 @@ ROW_GROUP_ROWS: Final = 65_536
 _WITHOUT_STATISTICS: Final = frozenset({"frame", "chain", "payload_body", "result", "extra", "items", "options"})
 _OF_THE_WRITER: Final = frozenset({"region", "extra"})
 """Columns that the frames alone do not tell."""
+_SLICE_EVENTS: Final = 8_192
 _LEVEL: Final = 1
 """Higher ones take twice the time for a few per cent."""
 
 
 def encode_parquet(frames: Sequence[Frame], region: str | None) -> bytes:
     """Blocking and long: call it in a thread."""
-    table = pa.Table.from_batches([frames_to_arrow(frames, region)])
-    return encode_table(table)
+    return encode_table(pa.Table.from_batches([frames_to_arrow(slice_, region) for slice_ in _slices(frames)]))
+
+
+def _slices(frames: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
+    """Frames of a few thousand events at a time.
+
+    A column is filled in one call that holds the interpreter lock, and the event loop waits for it.
+    """
+    start = events = 0
+    for at, frame in enumerate(frames):
+        if at > start and events + frame.count > _SLICE_EVENTS:
+            yield frames[start:at]
+            start, events = at, 0
+        events += frame.count
+    yield frames[start:]
 
 
 def merge_parquet(objects: Sequence[bytes]) -> bytes:
@@ -63,7 +77,7 @@ def check_columns(data: bytes, frames: Sequence[Frame]) -> None:
     `extra`, which shrinks when a version learns a field.
     """
     stored = read_table(data)
-    made = pa.Table.from_batches([frames_to_arrow(frames, None)])
+    made = pa.Table.from_batches([frames_to_arrow(slice_, None) for slice_ in _slices(frames)])
     for name in made.column_names:
         if name in _OF_THE_WRITER or name not in stored.column_names:
             continue

@@ -16,7 +16,6 @@ import msgspec
 from omnirelay.segments.errors import ObjectMissing, SegmentStoreUnusable
 
 _CONTENDERS = 8
-_ROUNDS = 2
 
 
 class StoredObject(msgspec.Struct, frozen=True):
@@ -63,15 +62,11 @@ class ObjectStore(Protocol):
 
 
 async def prove_one_winner(store: ObjectStore) -> None:
-    """Let several put the same new key, a few times. Raises SegmentStoreUnusable unless exactly one wins, and stays.
+    """Let several put the same new key. Raises SegmentStoreUnusable unless exactly one wins, and stays.
 
     A store that looks first and writes then is caught only when two come at the same moment; hence the crowd.
     """
-    for _ in range(_ROUNDS):
-        await _prove_once(store, f"probes/{secrets.token_hex(16)}")
-
-
-async def _prove_once(store: ObjectStore, key: str) -> None:
+    key = f"probes/{secrets.token_hex(16)}"
     contents = [b"%d" % each for each in range(_CONTENDERS)]
     try:
         won = await asyncio.gather(*(store.put_if_absent(key, content) for content in contents))
