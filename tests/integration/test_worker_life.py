@@ -22,7 +22,7 @@ from tests.integration.nodes import running_node
 from tests.integration.stream_peers import connected, peer_of
 from tests.integration.test_worker_jobs import ended, shard_leases, working
 
-LEASE_MS = 600
+LEASE_MS = 1_500
 
 
 async def test_a_handler_that_blocks_its_event_loop_keeps_its_lease(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ async def test_a_handler_that_blocks_its_event_loop_keeps_its_lease(tmp_path: Pa
         assert not job.stopped
         assert job.remaining_ms() > 0
 
-    with NodeProcess(tmp_path, lease_duration_ms=LEASE_MS, heartbeat_interval_ms=200) as node:
+    with NodeProcess(tmp_path, lease_duration_ms=LEASE_MS, heartbeat_interval_ms=300) as node:
         async with Client(node.url) as client, working(handlers, node.url):
             item = await ended(client, (await client.enqueue("job", "x")).sequence_id)
             assert (item.state, item.attempt, attempts) == ("completed", 1, [1])
@@ -253,7 +253,7 @@ def _start_zombie(url: str) -> subprocess.Popen[str]:
 
 
 async def test_a_worker_that_slept_past_its_lease_is_refused_and_stops(tmp_path: Path) -> None:
-    with NodeProcess(tmp_path, lease_duration_ms=LEASE_MS, heartbeat_interval_ms=200) as node:
+    with NodeProcess(tmp_path, lease_duration_ms=LEASE_MS, heartbeat_interval_ms=300) as node:
         zombie = _start_zombie(node.url)
         try:
             assert zombie.stdout is not None
