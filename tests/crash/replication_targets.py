@@ -117,14 +117,14 @@ class Postgres(Target):
     def config(self) -> str:
         return (
             f'[sinks.postgres]\nkind = "postgres"\nurl = "{self._postgres.url()}"\nrequired = true\n'
-            'linger = "1ms"\nbatch_events = 80\nretry_max = "200ms"\n'
+            'linger = "1ms"\nbatch_events = 400\nretry_max = "200ms"\n'
         )
 
     def held(self) -> list[bytes]:
         import psycopg  # An extra: only those who test this target need it.
 
         with psycopg.connect(self._postgres.url()) as connection:
-            rows = connection.execute(f'select event_json::text from "{TABLE}" order by sequence_number').fetchall()
+            rows = connection.execute(f"select event_json from {TABLE} order by sequence_number").fetchall()
         return [row[0].encode() for row in rows]
 
 
@@ -138,7 +138,7 @@ class Nats(Target):
     def config(self) -> str:
         return (
             f'[sinks.nats]\nkind = "nats"\nurl = "{self._nats.url}"\nsubject = "events"\nstream = "EVENTS"\n'
-            'linger = "1ms"\nbatch_events = 90\nretry_max = "200ms"\n'
+            'linger = "1ms"\nbatch_events = 400\nretry_max = "200ms"\n'
         )
 
     def held(self) -> list[bytes]:
