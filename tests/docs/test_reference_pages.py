@@ -48,6 +48,11 @@ def test_the_reference_lists_every_code_that_the_package_raises() -> None:
         "error.log.schema_too_old",
         "error.log.snapshot_failed",
         "error.log.unknown_event",
+        "error.segments.damaged",
+        "error.segments.fenced",
+        "error.segments.none",
+        "error.segments.object_missing",
+        "error.segments.store_unusable",
         "error.resourcelease.replication.event_required",
         "error.resourcelease.replication.shard_id_missing",
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from omnirelay.node.loading import load
+from omnirelay.segments import errors
 from omnirelay.segments.schema import column_rows
 from tests.integration.nodes import Http
 from tests.integration.test_replication_node import ITEM, caught_up, node_with
@@ -32,6 +33,12 @@ def run_program(directory: Path) -> subprocess.CompletedProcess[str]:
 def test_the_page_has_the_columns_that_segments_have() -> None:
     rows = re.findall(r"^\| `\w+` \| .*$", PAGE, re.MULTILINE)
     assert rows == column_rows()
+
+
+def test_the_page_lists_every_code() -> None:
+    source = Path(errors.__file__).parent
+    codes = {code for path in source.glob("*.py") for code in re.findall(r'"(error\.segments\.\w+)"', path.read_text())}
+    assert codes == set(re.findall(r"^\| `(error\.segments\.\w+)` \|", PAGE, re.MULTILINE))
 
 
 async def test_what_the_page_configures_is_what_its_program_reads(tmp_path: Path) -> None:
