@@ -14,6 +14,7 @@ from omnirelay.cli import (
     dead_letters,
     enqueueing,
     handling,
+    lakehouse,
     leasing,
     log_checks,
     logs,
@@ -66,7 +67,7 @@ def _build() -> typer.Typer:
     logs.add_to(log)
     log_checks.add_to(log)
     app.add_typer(log, name="log", rich_help_panel=LOOKING)
-    for tool in (benching, requesting, configuring):
+    for tool in (lakehouse, benching, requesting, configuring):
         tool.add_to(app)
     return app
 

@@ -1,0 +1,18 @@
+"""What goes wrong between here and Spark."""
+
+from __future__ import annotations
+
+from omnirelay.errors import FailedPrecondition
+
+EXTRA = "pip install 'omnirelay[spark]'"
+
+
+class SparkUnusable(FailedPrecondition):
+    """Spark cannot run here as it is: something is missing or too old. The message says what to do."""
+
+    default_code = "error.lakehouse.spark_unusable"
+
+
+def needs_extra(error: ImportError) -> SparkUnusable:
+    """The error for a library that is not installed."""
+    return SparkUnusable(f"the lakehouse needs a library that is not installed ({error.name}): {EXTRA}")

@@ -1,0 +1,128 @@
+"""Spark sessions that start quickly, say nothing, and know Delta and the data source `omnirelay`.
+
+    open_session()                      in this process, on all cores
+    open_session("spark://host:7077")   on a cluster; also k8s://… and yarn
+    open_session("sc://host:15002")     through Spark Connect: no Java here; jars and settings are the server's
+
+The same code runs on all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from omnirelay.lakehouse.errors import needs_extra
+from omnirelay.lakehouse.jars import delta_coordinates, fetch_jars, spark_home
+from omnirelay.lakehouse.java import find_java, launcher_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Flags of the driver's Java for short work: half the start, half the processor time until it is warm."""
+
+LONG_RUN: Final = "-XX:+UseParallelGC"
+"""Flags for work of minutes, which full compilation pays for."""
+
+_DELTA: Final = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+_CLUSTER: Final = {
+    # A reader with push-down is refused without it.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+_LOCAL: Final = {
+    # The defaults are made for clusters: 200 partitions of every shuffle, 50 tasks for every look at a Delta table.
+    "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+def open_session(
+    master: str = "local[*]",
+    *,
+    app: str = "omnirelay",
+    delta: bool = True,
+    driver_flags: str = QUICK_START,
+    conf: Mapping[str, str] | None = None,
+    **more: str,
+) -> SparkSession:
+    """A session at this address. `conf` and `more` (with _ for .) are settings of Spark and win over ours.
+
+    One process has one Spark: when there is a session already, it is returned with the settings of it that can still
+    change. Stop it with `session.stop()`. Raises SparkUnusable.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise needs_extra(error) from None
+    given = {**(conf or {}), **{name.replace("_", "."): value for name, value in more.items()}}
+    if master.startswith("sc://"):
+        builder = SparkSession.builder.remote(master).appName(app)
+        settings = {"spark.sql.session.timeZone": "UTC", **given}
+    else:
+        builder = SparkSession.builder.master(master).appName(app)
+        settings = {**_settings(master, driver_flags, delta=delta), **given}
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    with _environment_of_java(master):
+        spark = builder.getOrCreate()
+    from omnirelay.lakehouse.source import register
+
+    register(spark)
+    return spark
+
+
+def _settings(master: str, driver_flags: str, *, delta: bool) -> dict[str, str]:
+    quiet = f"-Dlog4j2.configurationFile={_logging_file().as_uri()}"
+    settings = {**_CLUSTER, "spark.driver.extraJavaOptions": f"{driver_flags} {quiet}"}
+    if master.startswith("local"):
+        settings |= _LOCAL
+    if delta:
+        settings |= _DELTA
+        settings["spark.jars"] = ",".join(str(path) for path in fetch_jars(delta_coordinates()))
+    return settings
+
+
+def _logging_file() -> Path:
+    return Path(__file__).with_name("log4j2.properties")
+
+
+@contextmanager
+def _environment_of_java(master: str) -> Iterator[None]:
+    """What Spark reads from the environment when it starts Java; put back as it was afterwards."""
+    if master.startswith("sc://"):
+        yield
+        return
+    wanted = {
+        "JAVA_HOME": str(launcher_home(find_java())),
+        "SPARK_HOME": str(spark_home()),
+        "PYSPARK_PYTHON": sys.executable,
+        # A setting cannot quieten what Java says before it has read the settings.
+        "SPARK_SUBMIT_OPTS": f"-Dlog4j2.configurationFile={_logging_file().as_uri()}",
+    }
+    if master.startswith("local"):
+        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
