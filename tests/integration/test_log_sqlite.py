@@ -348,3 +348,17 @@ async def test_a_backup_of_a_trimmed_log_without_any_snapshot_is_refused(store: 
         await leader.log.backup(tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     await leader.log.close()
+
+
+# ---------------------------------------------------------------------------------- the event loop
+
+
+async def test_a_slow_disk_is_not_for_the_event_loop(store: SqliteStore) -> None:
+    def take_long() -> None:
+        threading.Event().wait(0.02)
+
+    leader = await Leader.of(store.open())
+    with armed("log.append.begin", take_long):
+        await leader.append_many(10)
+    assert not leader.log.is_quick
+    await leader.log.close()
