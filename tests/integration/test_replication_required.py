@@ -171,7 +171,8 @@ async def test_sinks_and_watermarks_do_not_open_what_another_closed(tmp_path: Pa
             assert "sink b" in (await refused(shard)).message
             for lease in await shard.lease(max_items=25):
                 await shard.complete(lease.token)
-            assert [cause.cause for cause in shard.backpressure.causes] == ["replication.lag:b"]
+            # Completing is work for the first sink, too: it may close intake again until it has caught up.
+            await ear.wait_causes("replication.lag:b")
             await refused(shard)
             second.gate.set()
             await ear.wait(active=False)

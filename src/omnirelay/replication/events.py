@@ -4,6 +4,9 @@ way, so an event type or a field of a newer version passes through unharmed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -11,6 +14,7 @@ import msgspec
 from omnirelay.log.base import Frame
 from omnirelay.log.frame import decode_header
 from omnirelay.wire.event_protobuf import to_protobuf
+from omnirelay.wire.event_text import texts_of
 from omnirelay.wire.events import document_of
 
 
@@ -35,6 +39,7 @@ class ReplicatedEvent(msgspec.Struct, frozen=True, gc=False):
         return document_of(self.data, shard=self.shard, region=self.region, pending=self.pending, active=self.active)
 
     def json(self) -> bytes:
+        """The document as text. For many events `json_of` is several times as quick."""
         return msgspec.json.encode(self.document())
 
     def protobuf(self) -> bytes:
@@ -42,13 +47,25 @@ class ReplicatedEvent(msgspec.Struct, frozen=True, gc=False):
         return to_protobuf(self.json())
 
 
-class _Tag(msgspec.Struct, rename="camel"):
+def json_of(events: Sequence[ReplicatedEvent]) -> list[bytes]:
+    """The document of each as text."""
+    texts: list[bytes] = []
+    for (shard, region, pending, active), group in groupby(events, _surroundings):
+        stored = [event.data for event in group]
+        texts += texts_of(stored, shard=shard, region=region, pending=pending, active=active)
+    return texts
+
+
+_surroundings = attrgetter("shard", "region", "pending", "active")
+
+
+class _Tag(msgspec.Struct, rename="camel", gc=False):
     event_type: str
     sequence_number: int
     timestamp: int
 
 
-_read_tag = msgspec.json.Decoder(_Tag).decode
+_read_tags = msgspec.json.Decoder(list[_Tag]).decode
 
 
 def events_of_frame(frame: Frame, region: str, after: int = 0) -> list[ReplicatedEvent]:
@@ -75,25 +92,20 @@ class FrameEvents:
         """The next events: of `most` stored ones those that are wanted. None may be, and yet there are more."""
         header, after, previous = self._header, self._after, self._previous
         end = len(header.events) if most is None else min(self._at + most, len(header.events))
+        stored = [bytes(raw) for raw in header.events[self._at : end]]
+        shard, region, pending, active, frame = header.shard, self._region, header.pending, header.active, self._frame
         events = []
-        for raw in header.events[self._at : end]:
-            tag = _read_tag(raw)
-            if tag.sequence_number > after:
+        # All in one call: what it costs to call is more than what it costs to read.
+        for data, tag in zip(stored, _read_tags(b"[%b]" % b",".join(stored)), strict=True):
+            sequence = tag.sequence_number
+            if sequence > after:
                 events.append(
                     ReplicatedEvent(
-                        header.shard,
-                        tag.sequence_number,
-                        previous,
-                        tag.event_type,
-                        tag.timestamp,
-                        bytes(raw),
-                        self._region,
-                        header.pending,
-                        header.active,
-                        self._frame,
+                        shard, sequence, previous, tag.event_type, tag.timestamp, data, region, pending, active, frame
                     )
                 )
-            previous = max(previous, tag.sequence_number)
+            if sequence > previous:
+                previous = sequence
         self._previous = previous
         self._at = end
         return events

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from omnirelay.log.files import make_directories, sync_directory
-from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.events import ReplicatedEvent, json_of
 from omnirelay.replication.settings import ROTATE_BYTES
 from omnirelay.replication.sinks import SinkUnusable
 from omnirelay.replication.threads import OneThread
@@ -24,6 +24,15 @@ _read_sequence = msgspec.json.Decoder(_Sequence).decode
 
 def whole_event(event: ReplicatedEvent) -> bytes | None:
     return event.json()
+
+
+def lines_of(
+    events: Sequence[ReplicatedEvent], line_of: Callable[[ReplicatedEvent], bytes | None]
+) -> list[tuple[ReplicatedEvent, bytes]]:
+    """The events that have a line, with it. Whole ones are made many at a time."""
+    if line_of is whole_event:
+        return list(zip(events, json_of(events), strict=True))
+    return [(event, line) for event in events if (line := line_of(event)) is not None]
 
 
 class FileSink:
@@ -108,13 +117,13 @@ class FileSink:
 
     def _apply(self, events: Sequence[ReplicatedEvent]) -> None:
         # What is new is found out here and not before the thread: an earlier call that took too long may have written.
-        lines = [(event.sequence, self._line_of(event)) for event in events if event.sequence > self._last]
-        data = b"".join(line + b"\n" for _, line in lines if line is not None)
-        if data:
-            first = next(sequence for sequence, line in lines if line is not None)
-            self._append(data, first)
+        new = [event for event in events if event.sequence > self._last]
+        if not new:
+            return
+        lines = lines_of(new, self._line_of)
         if lines:
-            self._last = lines[-1][0]
+            self._append(b"".join([line + b"\n" for _, line in lines]), lines[0][0].sequence)
+        self._last = new[-1].sequence
 
     def _append(self, data: bytes, first: int) -> None:
         file = self._roll(first) if self._file is None or self._size >= self._rotate_bytes else self._file

@@ -17,7 +17,7 @@ from omnirelay.errors import Unavailable
 from omnirelay.replication.addresses import FIXED_PROPERTIES, default_subject, is_address, property_problems
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.extras import extra
-from omnirelay.replication.files import whole_event
+from omnirelay.replication.files import lines_of, whole_event
 from omnirelay.replication.settings import FollowSettings
 from omnirelay.replication.sinks import SinkRefused, SinkUnusable
 from omnirelay.replication.threads import OneThread
@@ -143,7 +143,7 @@ class KafkaSink:
             self._on_error(error.args[0])
 
     def _deliver(self, events: Sequence[ReplicatedEvent]) -> None:
-        lines = [(event, line) for event in events if (line := self._line_of(event)) is not None]
+        lines = lines_of(events, self._line_of)
         reports = _Reports(len(lines))
         # A little less than whoever delivers waits, so that the reason told is ours.
         until = time.monotonic() + self._seconds * 0.9

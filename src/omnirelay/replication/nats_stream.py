@@ -19,7 +19,7 @@ from omnirelay.errors import Unavailable
 from omnirelay.replication.addresses import default_stream, default_subject, is_address, scheme_of
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.extras import extra
-from omnirelay.replication.files import whole_event
+from omnirelay.replication.files import lines_of, whole_event
 from omnirelay.replication.loops import OneLoop
 from omnirelay.replication.nats_acknowledgements import Acknowledgements
 from omnirelay.replication.settings import FollowSettings
@@ -181,7 +181,7 @@ class NatsSink:
 
     async def _publish(self, events: Sequence[ReplicatedEvent]) -> None:
         connection = await self._connected()
-        lines = [(event, line) for event in events if (line := self._line_of(event)) is not None]
+        lines = lines_of(events, self._line_of)
         for event, line in lines:
             if len(line) > self._size_max:
                 # Found out before anything is sent: what is behind it must not get there first.

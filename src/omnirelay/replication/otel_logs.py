@@ -22,7 +22,7 @@ import httpx
 from omnirelay._version import __version__
 from omnirelay.errors import Unavailable
 from omnirelay.replication.addresses import is_address
-from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.events import ReplicatedEvent, json_of
 from omnirelay.replication.extras import extra
 from omnirelay.replication.settings import FollowSettings
 from omnirelay.replication.sinks import SinkRefused, SinkUnusable
@@ -130,21 +130,25 @@ def request_of(events: Sequence[ReplicatedEvent]) -> ExportLogsServiceRequest:
         resource_logs=[
             ResourceLogs(
                 resource=Resource(attributes=[_text("service.name", "omnirelay"), _text("cloud.region", region)]),
-                scope_logs=[ScopeLogs(scope=scope, log_records=[_record(event) for event in group])],
+                scope_logs=[ScopeLogs(scope=scope, log_records=_records(list(group)))],
             )
             for region, group in groupby(events, key=lambda event: event.region)
         ]
     )
 
 
-def _record(event: ReplicatedEvent) -> LogRecord:
+def _records(events: Sequence[ReplicatedEvent]) -> list[LogRecord]:
+    return [_record(event, text.decode()) for event, text in zip(events, json_of(events), strict=True)]
+
+
+def _record(event: ReplicatedEvent, text: str) -> LogRecord:
     warns = event.event_type in _WARNINGS
     return LogRecord(
         # What lies outside of the range that the field has is no time anyway; the body has it.
         time_unix_nano=min(max(0, event.timestamp), (1 << 63) // 1_000_000) * 1_000_000,
         severity_number=SEVERITY_NUMBER_WARN if warns else SEVERITY_NUMBER_INFO,
         severity_text="WARN" if warns else "INFO",
-        body=AnyValue(string_value=event.json().decode()),
+        body=AnyValue(string_value=text),
         attributes=[
             _text("omnirelay.event.type", event.event_type),
             _text("omnirelay.shard", event.shard),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from omnirelay.replication.events import ReplicatedEvent
-from omnirelay.replication.rows import number_of, peer_of
+from omnirelay.replication.events import ReplicatedEvent, json_of
+from omnirelay.replication.rows import number_of, peers_of
 
 COLUMNS: Final = {
     "shard": "text",
@@ -35,17 +35,20 @@ _FIELDS = struct.pack(">h", len(COLUMNS))
 _length = struct.Struct(">i").pack
 
 
-def row_of(event: ReplicatedEvent) -> Row:
-    text = event.json().decode()
-    return (
-        event.sequence,
-        number_of(event),
-        max(-_TIME_MAX_MS, min(event.timestamp, _TIME_MAX_MS)),
-        _without_nul(peer_of(event)),
-        event.region.replace("\0", "\ufffd"),
-        text,
-        storable(text) if "\\u0000" in text else text,
-    )
+def rows_of(events: Sequence[ReplicatedEvent]) -> list[Row]:
+    texts = [json.decode() for json in json_of(events)]
+    return [
+        (
+            event.sequence,
+            number_of(event),
+            max(-_TIME_MAX_MS, min(event.timestamp, _TIME_MAX_MS)),
+            _without_nul(peer),
+            event.region.replace("\0", "\ufffd"),
+            text,
+            storable(text) if "\\u0000" in text else text,
+        )
+        for event, peer, text in zip(events, peers_of(events), texts, strict=True)
+    ]
 
 
 def _without_nul(text: str | None) -> str | None:

@@ -18,7 +18,7 @@ from omnirelay.replication.addresses import is_address
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.extras import extra
 from omnirelay.replication.loops import OneLoop
-from omnirelay.replication.postgres_rows import COLUMNS, Row, copy_of, row_of
+from omnirelay.replication.postgres_rows import COLUMNS, Row, copy_of, rows_of
 from omnirelay.replication.settings import TABLE, FollowSettings, is_table_name
 from omnirelay.replication.sinks import SinkUnusable
 
@@ -183,7 +183,7 @@ class PostgresSink:
 
     async def _insert(self, events: Sequence[ReplicatedEvent]) -> None:
         connection = await self._connected()
-        rows = [row_of(event) for event in events]
+        rows = rows_of(events)
         try:
             await self._copy(connection, rows)
         except errors.UniqueViolation:

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from omnirelay.core.events import EVENT_NUMBERS
-from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.events import ReplicatedEvent, json_of
+from omnirelay.wire.instants import instant
+
+Row = tuple[int, int, str, str | None, str]
+"""Sequence, number of the type, instant, peer and JSON."""
 
 
-class _Peer(msgspec.Struct, rename="camel"):
+class _Peer(msgspec.Struct, rename="camel", gc=False):
     peer_id: Any = None
 
 
-_read_peer = msgspec.json.Decoder(_Peer).decode
+_read_peers = msgspec.json.Decoder(list[_Peer]).decode
 
 
-def peer_of(event: ReplicatedEvent) -> str | None:
-    peer = _read_peer(event.data).peer_id
-    return peer if isinstance(peer, str) else None
+def rows_of(events: Sequence[ReplicatedEvent]) -> list[Row]:
+    """All at once: one by one takes three times as long."""
+    return [
+        (event.sequence, number_of(event), instant(event.timestamp), peer, text.decode())
+        for event, peer, text in zip(events, peers_of(events), json_of(events), strict=True)
+    ]
+
+
+def peers_of(events: Sequence[ReplicatedEvent]) -> list[str | None]:
+    """Who did it, as far as the events say."""
+    found = _read_peers(b"[%b]" % b",".join([event.data for event in events]))
+    return [each.peer_id if isinstance(each.peer_id, str) else None for each in found]
 
 
 def number_of(event: ReplicatedEvent) -> int:

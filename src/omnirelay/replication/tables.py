@@ -9,13 +9,10 @@ import apsw
 
 from omnirelay.log.files import make_directories
 from omnirelay.replication.events import ReplicatedEvent
-from omnirelay.replication.rows import number_of, peer_of
+from omnirelay.replication.rows import rows_of
 from omnirelay.replication.settings import TABLE, is_table_name
 from omnirelay.replication.sinks import SinkUnusable
 from omnirelay.replication.threads import OneThread
-from omnirelay.wire.instants import instant
-
-Row = tuple[int, int, str, str | None, str]
 
 
 class SqliteSink:
@@ -60,7 +57,7 @@ class SqliteSink:
 
     def _insert(self, events: Sequence[ReplicatedEvent]) -> None:
         assert self._database is not None
-        rows = [_row(event) for event in events]  # Here and not in the event loop: a large batch takes a while.
+        rows = rows_of(events)  # Here and not in the event loop: a large batch takes a while.
         with self._database:
             self._database.executemany(f"insert or ignore into {self._table} values (?, ?, ?, ?, ?)", rows)
 
@@ -72,13 +69,3 @@ class SqliteSink:
     async def close(self) -> None:
         await self._thread.run(self._let_go)
         self._thread.close()
-
-
-def _row(event: ReplicatedEvent) -> Row:
-    return (
-        event.sequence,
-        number_of(event),
-        instant(event.timestamp),
-        peer_of(event),
-        event.json().decode(),
-    )

@@ -21,7 +21,7 @@ import httpx
 
 from omnirelay.errors import Unavailable
 from omnirelay.replication.events import ReplicatedEvent
-from omnirelay.replication.files import whole_event
+from omnirelay.replication.files import lines_of, whole_event
 from omnirelay.replication.sinks import SinkRefused, SinkUnusable
 
 _REFUSED = frozenset({400, 413, 415, 422})
@@ -56,7 +56,7 @@ class WebhookSink:
         return None
 
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
-        lines = [(event, line) for event in events if (line := self._line_of(event)) is not None]
+        lines = lines_of(events, self._line_of)
         if lines:
             await self._send(lines)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from omnirelay.errors import LogDamaged
 from omnirelay.log.base import Frame
 from omnirelay.log.frame import decode_header
-from omnirelay.wire.events import document_of
+from omnirelay.wire.event_text import texts_of
 
 _CODEC: Final = "zstd"
 _encode = msgspec.json.Encoder().encode
@@ -43,13 +43,11 @@ def encode_lines(frames: Sequence[Frame], region: str | None) -> bytes:
 def lines_of_frame(frame: Frame, region: str | None) -> list[bytes]:
     """One line per event, each with its line feed."""
     header = decode_header(frame.data)
-    documents = [
-        document_of(raw, shard=header.shard, region=region, pending=header.pending, active=header.active)
-        for raw in header.events
-    ]
-    documents[0]["frame"] = frame.data.decode()
-    documents[0]["chain"] = frame.chain.hex()
-    return [_encode(document) + b"\n" for document in documents]
+    stored = [bytes(raw) for raw in header.events]
+    texts = texts_of(stored, shard=header.shard, region=region, pending=header.pending, active=header.active)
+    more = _encode({"frame": frame.data.decode(), "chain": frame.chain.hex()})
+    texts[0] = b"%b,%b" % (texts[0][:-1], more[1:])
+    return [text + b"\n" for text in texts]
 
 
 def merge_lines(objects: Sequence[bytes]) -> bytes:
