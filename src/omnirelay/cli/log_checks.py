@@ -1,7 +1,8 @@
-"""`log verify|at|backup`: work on the files of a node, which may be running. They are only read."""
+"""`log verify|at`: work on the files of a node, which may be running, and on copies. They are only read."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,14 +11,14 @@ import typer
 from omnirelay.cli.commands import command, complain
 from omnirelay.cli.directories import DEFAULT_DATA, chosen, only, with_log
 from omnirelay.cli.exits import DAMAGED, Stop, nothing, usage
+from omnirelay.cli.log_places import Place, StoreOptions, look_at, read_options
 from omnirelay.cli.logs import LogNamespace
 from omnirelay.cli.options import Format, Output, instant_option
-from omnirelay.cli.printing import fields, note, print_answer, progress, stacked
+from omnirelay.cli.printing import fields, print_answer, progress, spaced, stacked
 from omnirelay.errors import DataLoss
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+    from omnirelay.log.base import VerifyReport
     from omnirelay.log.sqlite import SqliteLog
 
 Data = Annotated[Path, typer.Option("--data", help="Directory of a node, running or not.", metavar="DIR")]
@@ -27,10 +28,9 @@ NotByUrl = Annotated[str | None, typer.Option("--url", help="Not for this comman
 def add_to(group: typer.Typer) -> None:
     command(group, "verify", _VERIFY)(verify)
     command(group, "at", _AT)(at)
-    command(group, "backup", _BACKUP)(backup)
 
 
-def _need_files(url: str | None, name: str) -> None:
+def need_files(url: str | None, name: str) -> None:
     if url is not None:
         raise usage(f"`log {name}` reads the files of a node: run it where they are, with --data DIR instead of --url")
 
@@ -38,29 +38,81 @@ def _need_files(url: str | None, name: str) -> None:
 _VERIFY = """
     omnirelay log verify --data omnirelay-data
     omnirelay log verify --data omnirelay-data --namespace tablelease -o json
+    omnirelay log verify backups/monday
+    omnirelay log verify s3://lake/leases --option region=eu-central-1
 """
 
 
 def verify(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ADDRESS]", help="A backup or segments: a directory, or the address of an object store."
+        ),
+    ] = None,
     data: Data = DEFAULT_DATA,
     namespace: LogNamespace = None,
+    option: StoreOptions = None,
     url: NotByUrl = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Check every frame of a log: hashes, links, contents, head, snapshots, witness. Ends with 6 when one is damaged.
 
-    Without --namespace all logs of the directory are checked. The first damage of each is named.
+    Without --namespace all logs of the place are checked. The first damage of each is named. Of segments every object
+    is read: its digest, its frames, its columns, and that it continues the one before it.
     """
-    _need_files(url, "verify")
-    reports = [_verified(data, name) for name in chosen(data, namespace)]
+    need_files(url, "verify")
+    if source is None:
+        reports = [_verified(data, name) for name in chosen(data, namespace)]
+    else:
+        reports = asyncio.run(_verified_at(source, namespace, read_options(option)))
     answer = reports[0] if len(reports) == 1 else {"logs": reports}
-    print_answer(output, answer, reports, lambda: stacked(*_spaced([fields(report.items()) for report in reports])))
+    print_answer(output, answer, reports, lambda: stacked(*spaced([fields(report.items()) for report in reports])))
     if any(report["result"] != "whole" for report in reports):
         raise Stop(DAMAGED)
 
 
-def _spaced(parts: list[RenderableType]) -> list[RenderableType]:
-    return [part for each in parts for part in (each, "")][:-1]
+async def _verified_at(source: str, namespace: str | None, options: dict[str, Any]) -> list[dict[str, Any]]:
+    place = await look_at(source, options, namespace)
+    reports = []
+    for shard, kind in place.kinds.items():
+        try:
+            reports.append(await (_verified_segments if kind == "segments" else _verified_backup)(place, shard))
+        except DataLoss as damage:
+            reports.append(_damaged(shard, damage))
+    return reports
+
+
+async def _verified_segments(place: Place, shard: str) -> dict[str, Any]:
+    from omnirelay.segments.verification import verify as verify_segments
+
+    with progress(f"verify {shard}") as move:
+        report = await verify_segments(place.store, shard, move)
+    return {
+        "namespace": shard,
+        "result": "whole",
+        "horizon": report.begin,
+        "anchored": report.anchored,
+        "segments": report.segments,
+        "frames": report.frames,
+        "events": report.events,
+        "bytes": report.bytes,
+        "lastSequence": report.position.sequence,
+        "chainHead": report.position.chain.hex(),
+        "generation": report.generation,
+    }
+
+
+async def _verified_backup(place: Place, shard: str) -> dict[str, Any]:
+    from omnirelay.log.sqlite import SqliteLog
+
+    with progress(f"fetch {shard}", in_bytes=True) as fetched:
+        async with place.files_of(shard, fetched) as directory:
+            log = await asyncio.to_thread(SqliteLog.open, directory, shard, read_only=True)
+            try:
+                return _report(shard, await log.verify())
+            finally:
+                await log.close()
 
 
 def _verified(data: Path, namespace: str) -> dict[str, Any]:
@@ -68,8 +120,16 @@ def _verified(data: Path, namespace: str) -> dict[str, Any]:
         with progress(f"verify {namespace}") as move:
             report = with_log(data, namespace, lambda log: log.verify(progress=move))
     except DataLoss as damage:
-        complain(damage.message, damage.code)
-        return {"namespace": namespace, "result": "damaged", "code": damage.code, "message": damage.message}
+        return _damaged(namespace, damage)
+    return _report(namespace, report)
+
+
+def _damaged(namespace: str, damage: DataLoss) -> dict[str, Any]:
+    complain(damage.message, damage.code)
+    return {"namespace": namespace, "result": "damaged", "code": damage.code, "message": damage.message}
+
+
+def _report(namespace: str, report: VerifyReport) -> dict[str, Any]:
     return {
         "namespace": namespace,
         "result": "whole",
@@ -100,7 +160,7 @@ def at(
     output: Output = Format.TABLE,
 ) -> None:
     """Show what was in a shard after an event, and the digest of that state: equal digests are equal states."""
-    _need_files(url, "at")
+    need_files(url, "at")
     if (sequence is None) == (time is None):
         raise usage("say when: the number of an event, or --time, and only one of them")
 
@@ -155,25 +215,3 @@ async def _last_before(log: SqliteLog, time: str) -> int:
     if found is None or (found == 0 and anchor.sequence == 0):
         raise nothing(f"the log has no event up to {time}")
     return found
-
-
-_BACKUP = """
-    omnirelay log backup backups/monday --data omnirelay-data
-    omnirelay log verify --data backups/monday
-"""
-
-
-def backup(
-    destination: Annotated[Path, typer.Argument(metavar="DEST", help="A directory for the copy.")],
-    data: Data = DEFAULT_DATA,
-    namespace: LogNamespace = None,
-    url: NotByUrl = None,
-) -> None:
-    """Copy logs while they are in use, to DEST/NAMESPACE; a node started with --data DEST goes on from the copy.
-
-    Without --namespace all logs of the directory are copied. What is there already is not overwritten.
-    """
-    _need_files(url, "backup")
-    for name in chosen(data, namespace):
-        with_log(data, name, lambda log, name=name: log.backup(destination / name))  # type: ignore[misc]
-        note(f"copied {data / name} to {destination / name}")

@@ -1,23 +1,21 @@
-"""`log tail|export`: the events of a shard, from a running node or from the files of any."""
+"""`log tail`: the events of a shard, from a running node or from the files of any."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from omnirelay.cli.calling import Client
 from omnirelay.cli.commands import command
 from omnirelay.cli.directories import only, with_log
-from omnirelay.cli.exits import UNREACHABLE, Refusal, Stop, usage
+from omnirelay.cli.exits import UNREACHABLE, Refusal, Stop
 from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, Format, Output, Url
-from omnirelay.cli.printing import cell, note, print_json, progress, visible
+from omnirelay.cli.printing import cell, print_json, visible
 
 if TYPE_CHECKING:
     from omnirelay.log.sqlite import SqliteLog
@@ -33,7 +31,6 @@ Take = Callable[[int, bytes], bool]
 
 def add_to(group: typer.Typer) -> None:
     command(group, "tail", _TAIL)(tail)
-    command(group, "export", _EXPORT)(export)
 
 
 _TAIL = """
@@ -67,9 +64,9 @@ def tail(
         return True
 
     if data is not None:
-        _read_files(data, namespace, first, None, take)
+        _read_files(data, namespace, first, take)
     else:
-        _read_node(url, namespace or DEFAULT_NAMESPACE, first, follow, take, types)
+        read_node(url, namespace or DEFAULT_NAMESPACE, first, follow, take, types)
 
 
 def _print_event(text: bytes, output: Format) -> None:
@@ -101,68 +98,10 @@ def _brief(value: Any) -> str:
     return cell(value)
 
 
-_EXPORT = """
-    omnirelay log export --to-file events.jsonl
-    omnirelay log export --data omnirelay-data --from 100 --to 200 --to-file -
-"""
-
-
-def export(
-    to_file: Annotated[
-        Path, typer.Option("--to-file", help="A file that does not exist yet, or - for stdout.", metavar="FILE")
-    ],
-    first: Annotated[int | None, typer.Option("--from", help="First event. [the first there is]", min=1)] = None,
-    last: Annotated[int | None, typer.Option("--to", help="Last event. [the last there is]", min=1)] = None,
-    data: Data = None,
-    url: Url = DEFAULT_URL,
-    namespace: LogNamespace = None,
-) -> None:
-    """Write the events of a shard to a file, one JSON object a line, as readers outside get them."""
-    if first is not None and last is not None and last < first:
-        raise usage(f"--to {last} lies before --from {first}")
-    count = 0
-    reached = 0
-
-    with _created(to_file) as file, progress("export", last) as move:
-
-        def take(sequence: int, text: bytes) -> bool:
-            nonlocal count, reached
-            if last is not None and sequence > last:
-                return False
-            file.write(text + b"\n")
-            count += 1
-            reached = sequence
-            if count % 1000 == 0:
-                move(sequence, None)
-            return last is None or sequence < last
-
-        try:
-            if data is not None:
-                _read_files(data, namespace, first, last, take)
-            else:
-                _read_node(url, namespace or DEFAULT_NAMESPACE, first, False, take)
-        finally:
-            file.flush()
-            with suppress(OSError, ValueError):  # Not every stdout is a file.
-                os.fsync(file.fileno())
-            note(f"exported {count} events" + (f" up to {reached}" if count else ""))
-
-
-def _created(path: Path) -> AbstractContextManager[BinaryIO]:
-    if str(path) == "-":
-        return nullcontext(sys.stdout.buffer)
-    try:
-        return path.open("xb")
-    except FileExistsError:
-        raise usage(f"{path} exists already and is not overwritten") from None
-    except OSError as error:
-        raise usage(f"cannot write {path}: {error.strerror or error}") from None
-
-
 # -- where events come from ----------------------------------------------------------------------
 
 
-def _read_files(data: Path, namespace: str | None, first: int | None, last: int | None, take: Take) -> None:
+def _read_files(data: Path, namespace: str | None, first: int | None, take: Take) -> None:
     async def read(log: SqliteLog) -> None:
         import msgspec
 
@@ -170,7 +109,7 @@ def _read_files(data: Path, namespace: str | None, first: int | None, last: int 
         from omnirelay.wire.events import event_of
 
         start = first if first is not None else (await log.anchor()).sequence + 1
-        async for frame in log.read(start, last):
+        async for frame in log.read(start):
             for event in decode_frame(frame, shard=log.shard, log_id=log.log_id):
                 number = event.sequence_number
                 if number >= start and not take(number, msgspec.json.encode(event_of(event))):
@@ -179,7 +118,8 @@ def _read_files(data: Path, namespace: str | None, first: int | None, last: int 
     with_log(data, only(data, namespace), read)
 
 
-def _read_node(url: str, namespace: str, first: int | None, follow: bool, take: Take, types: str | None = None) -> None:
+def read_node(url: str, namespace: str, first: int | None, follow: bool, take: Take, types: str | None = None) -> None:
+    """Hand events of a running node on, from `first` or from the first there is, until no more are wanted."""
     query = {} if types is None else {"types": types}
     if not follow:
         query["untilCaughtUp"] = "true"

@@ -115,6 +115,11 @@ def stacked(*parts: RenderableType | None) -> RenderableType:
     return Group(*(part for part in parts if part is not None))
 
 
+def spaced(parts: Sequence[RenderableType]) -> list[RenderableType]:
+    """The same with an empty line between them."""
+    return [part for each in parts for part in (each, "")][:-1]
+
+
 def cell(value: object) -> str:
     if value is None:
         return ""

@@ -41,7 +41,7 @@ def _store_at(address: str, options: dict[str, Any]) -> ObjectStore:
     if scheme == "file":
         if options:
             raise SegmentStoreUnusable(f"a directory takes no options, got {', '.join(options)}", field="options")
-        return LocalObjectStore(_path_of(address))
+        return LocalObjectStore(path_of(address))
     try:
         from omnirelay.segments.remote import remote_store
     except ImportError as error:
@@ -51,7 +51,8 @@ def _store_at(address: str, options: dict[str, Any]) -> ObjectStore:
     return remote_store(address, options)
 
 
-def _path_of(address: str) -> Path:
+def path_of(address: str) -> Path:
+    """The directory that a path or a `file:///…` address means. Raises SegmentStoreUnusable."""
     if "://" not in address:
         return Path(address)
     parts = urlsplit(address)

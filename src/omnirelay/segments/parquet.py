@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,9 +49,15 @@ def merge_parquet(objects: Sequence[bytes]) -> bytes:
 
 def encode_table(table: pa.Table) -> bytes:
     """A table as the bytes of a Parquet file; its rows are sorted by sequence."""
-    schema = table.schema
     out = pa.BufferOutputStream()
-    with pq.ParquetWriter(
+    with parquet_writer(out, table.schema) as writer:
+        writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+    return out.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def parquet_writer(out: Any, schema: pa.Schema) -> pq.ParquetWriter:
+    """A writer of files as segments are; rows have to come sorted by sequence."""
+    return pq.ParquetWriter(
         out,
         schema,
         compression="zstd",
@@ -60,9 +66,7 @@ def encode_table(table: pa.Table) -> bytes:
         write_statistics=[name for name in schema.names if name not in _WITHOUT_STATISTICS],
         write_page_index=True,
         sorting_columns=pq.SortingColumn.from_ordering(schema, [("sequence", "ascending")]),
-    ) as writer:
-        writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
-    return out.getvalue().to_pybytes()  # type: ignore[no-any-return]
+    )
 
 
 def decode_parquet(data: bytes) -> list[Frame]:

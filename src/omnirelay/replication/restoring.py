@@ -1,0 +1,299 @@
+"""Restoring a log into an empty node: built beside its place, proved there, then renamed into it.
+
+    DATA/.NAMESPACE.restoring/NAMESPACE/    while it is built; a crash leaves this, and the next restore removes it
+    DATA/NAMESPACE/                         whole and proved as soon as it has that name
+
+A log that was restored may lack the end that the lost node had. So it is marked, and whoever leads it first starts a
+generation: its sequences and fences begin 2^32 above everything that is known of the old ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import apsw
+import msgspec
+
+from omnirelay.core.evolve import evolve
+from omnirelay.core.snapshot import digest, load
+from omnirelay.core.state import State
+from omnirelay.errors import FailedPrecondition, LogDamaged, LogUnavailable, OmniRelayError
+from omnirelay.log.base import Frame
+from omnirelay.log.files import WriterLock, make_directories, sync_directory
+from omnirelay.log.frame import decode_frame
+from omnirelay.log.snapshots import read_snapshot
+from omnirelay.log.sqlite import SqliteLog
+from omnirelay.log.sqlite.restoring import History, build_log, raise_highest_known
+from omnirelay.replication.origins import Origin
+from omnirelay.segments.errors import SegmentStoreUnusable
+from omnirelay.segments.restores import reserve_generation
+from omnirelay.segments.store import ObjectStore
+
+CHECKPOINTS: Final = "replication.db"
+_BATCH_EVENTS: Final = 5_000
+_BATCH_BYTES: Final = 4 * 1024 * 1024
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, and (events done, events in all)."""
+
+
+class Restored(msgspec.Struct, frozen=True, kw_only=True):
+    """A log that was proved after it was written."""
+
+    shard: str
+    log_id: str
+    horizon: int
+    """The log begins behind this event."""
+    last: int
+    chain: str
+    events: int
+    generation: int
+    """Of the last event. The next leader starts another one."""
+    fences_above: int
+    """The next generation begins above this number."""
+    snapshots: int
+    """How many there were to compare the replayed state with."""
+    digest: str
+    """Of the state after the last event."""
+
+
+def check_empty(data: Path, namespace: str) -> None:
+    """Raises FailedPrecondition when there is anything where the log is to go."""
+    place = data / namespace
+    if place.is_dir() and not any(place.iterdir()):
+        return
+    if place.exists() or place.is_symlink():
+        raise FailedPrecondition(
+            f"{place} is not empty, and a log is restored into an empty place only; move it away, or say another"
+            " --data",
+            file=str(place),
+        )
+
+
+async def restore(
+    origin: Origin,
+    data: Path,
+    *,
+    marks: ObjectStore | None,
+    above: int | None = None,
+    progress: Progress | None = None,
+) -> Restored:
+    """Put the log of an origin into `data/SHARD`, which is empty or not there. Nothing changes there if it raises.
+
+    `marks` is where the origin lies; what is restored from there leaves a mark, so that the next one keeps its fences
+    apart. `above` is the highest number that was ever given out, for who knows it: then it is fine when no mark can be
+    left. Raises FailedPrecondition, LogDamaged and its kind, LogLocked, LogUnavailable.
+    """
+    history = origin.history
+    shard = history.shard
+    check_empty(data, shard)
+    try:
+        with _beside(data, shard) as building:
+            await _build(building, origin, _said(progress, "copy"))
+            restored = await prove(building, history, _said(progress, "prove"))
+            confirmed = await asyncio.to_thread(_confirmed_by_sinks, data, shard)
+            highest = max(history.highest_known, confirmed, above or 0)
+            highest = await _reserve(marks, shard, highest, above is not None)
+            await asyncio.to_thread(raise_highest_known, building, shard, history.reason, highest)
+            await asyncio.to_thread(_put_in_place, building / shard, data / shard)
+    except OSError as error:
+        raise LogUnavailable(
+            f"{shard!r} cannot be restored into {data}: {error.strerror or error}", shard=shard, file=str(data)
+        ) from error
+    return msgspec.structs.replace(restored, fences_above=highest)
+
+
+def _said(progress: Progress | None, what: str) -> Callable[[int, int], None]:
+    def move(done: int, total: int) -> None:
+        if progress is not None:
+            progress(what, done, total)
+
+    return move
+
+
+@contextmanager
+def _beside(data: Path, shard: str) -> Iterator[Path]:
+    """A directory to build in, which nobody takes for a node's: the log lies one level too deep for that."""
+    place = data / f".{shard}.restoring"
+    make_directories(place)
+    lock = WriterLock(place / "lock")
+    try:
+        shutil.rmtree(place / shard, ignore_errors=True)
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        lock.release()
+
+
+def _put_in_place(built: Path, place: Path) -> None:
+    try:
+        # A directory is renamed over an empty one only: a node that was started meanwhile keeps what it has.
+        os.rename(built, place)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            check_empty(place.parent, place.name)
+        raise
+    sync_directory(place.parent)
+
+
+def _confirmed_by_sinks(data: Path, shard: str) -> int:
+    """The highest event that a sink of the lost node has got, if its account of them is still in the directory."""
+    path = data / CHECKPOINTS
+    if not path.exists():
+        return 0
+    try:
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            highest = connection.execute("select max(sequence) from checkpoints where shard = ?", (shard,)).get
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise LogUnavailable(
+            f"{path} cannot be read ({error}), and it may know how far the lost log had come; mend it, or move it away",
+            shard=shard,
+            file=str(path),
+        ) from error
+    return highest if isinstance(highest, int) else 0
+
+
+async def _reserve(marks: ObjectStore | None, shard: str, highest: int, known: bool) -> int:
+    if marks is None:
+        return highest
+    try:
+        return await reserve_generation(marks, shard, highest, time.time_ns() // 1_000_000)
+    except SegmentStoreUnusable as error:
+        if known:
+            return highest
+        raise FailedPrecondition(
+            f"nothing can be written to {marks.address} ({error.message}), and a log that is restored from there twice"
+            " would give out the same fences twice; let the restore write there, or say --above with the highest fence"
+            " that was ever given out (0 when this is the first restore)",
+            shard=shard,
+        ) from error
+
+
+# -- building ------------------------------------------------------------------------------------
+
+
+async def _build(building: Path, origin: Origin, move: Callable[[int, int], None]) -> None:
+    """Frames are fetched on the event loop and stored in a thread."""
+    loop = asyncio.get_running_loop()
+    batches = _batches(origin.frames())
+    stopped = False
+    done = 0
+
+    async def next_batch() -> list[Frame]:
+        nonlocal done
+        if stopped:
+            raise CancelledError
+        batch: list[Frame] = await anext(batches, [])
+        done += sum(frame.count for frame in batch)
+        move(done, max(done, origin.history.events))
+        return batch
+
+    def pulled() -> Iterator[Frame]:
+        while batch := asyncio.run_coroutine_threadsafe(next_batch(), loop).result():
+            yield from batch
+
+    try:
+        await asyncio.to_thread(build_log, building, origin.history, pulled())
+    finally:
+        # The thread cannot be cancelled; it ends with the next batch that it asks for.
+        stopped = True
+
+
+async def _batches(frames: AsyncIterator[Frame]) -> AsyncIterator[list[Frame]]:
+    batch: list[Frame] = []
+    events = size = 0
+    async for frame in frames:
+        batch.append(frame)
+        events += frame.count
+        size += len(frame.data)
+        if events >= _BATCH_EVENTS or size >= _BATCH_BYTES:
+            yield batch
+            batch, events, size = [], 0, 0
+    if batch:
+        yield batch
+
+
+# -- proving -------------------------------------------------------------------------------------
+
+
+async def prove(data: Path, history: History, move: Callable[[int, int], None]) -> Restored:
+    """Read back what was written to `data/SHARD`: the whole chain, every event applied, every snapshot's digest.
+
+    `move` is called with (events done, events in all). Raises LogDamaged and its kind.
+    """
+    log = await asyncio.to_thread(SqliteLog.open, data, history.shard, read_only=True)
+    try:
+        report = await log.verify()
+        state = await _replayed(log, history, report.events, move)
+    finally:
+        await log.close()
+    return Restored(
+        shard=history.shard,
+        log_id=history.log_id,
+        horizon=report.anchor.sequence,
+        last=report.position.sequence,
+        chain=report.position.chain.hex(),
+        events=report.events,
+        generation=report.generation,
+        fences_above=0,
+        snapshots=len(history.snapshots),
+        digest=digest(state),
+    )
+
+
+async def _replayed(log: SqliteLog, history: History, events: int, move: Callable[[int, int], None]) -> State:
+    """The state after the last event. Every snapshot on the way has to be the state that the events lead to."""
+    snapshots = sorted(history.snapshots, key=lambda record: record.sequence)
+    state = State()
+    if history.anchor.sequence > 0:
+        if not snapshots:
+            raise LogDamaged(
+                f"the log of {log.shard!r} begins behind event {history.anchor.sequence} and has no snapshot: nothing"
+                " says what the state was; take another backup",
+                shard=log.shard,
+                sequence=1,
+            )
+        state = load(*read_snapshot(log.directory, snapshots[0].path))
+    digests = {record.sequence: record.digest for record in snapshots}
+    _compare(state, digests, log.shard)
+    done = 0
+    if state.sequence < history.end.sequence:
+        async for frame in log.read(state.sequence + 1):
+            for event in decode_frame(frame, shard=log.shard, log_id=log.log_id):
+                try:
+                    evolve(state, event)
+                except OmniRelayError:
+                    raise
+                except Exception as error:
+                    raise LogDamaged(
+                        f"event {event.sequence_number} of {log.shard!r} does not follow from those before it:"
+                        f" {error!r}",
+                        shard=log.shard,
+                        sequence=event.sequence_number,
+                    ) from error
+            _compare(state, digests, log.shard)
+            done += frame.count
+            move(done, events)
+    return state
+
+
+def _compare(state: State, digests: dict[int, str], shard: str) -> None:
+    expected = digests.get(state.sequence)
+    if expected is not None and digest(state) != expected:
+        raise LogDamaged(
+            f"the snapshot at event {state.sequence} of {shard!r} is another state than the events lead to",
+            shard=shard,
+            sequence=state.sequence,
+        )
