@@ -1,0 +1,175 @@
+"""The live tail: events that a node has and the segments do not, read over HTTP as Arrow.
+
+What a node sends has instants as text. It is brought back into the form of the log, so that tail and segments give the
+same rows. What only frames know is not there: `region`, `queue_*`, `frame*` and `chain` are null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from omnirelay.client.failures import error_of
+from omnirelay.errors import OutOfRange, Unavailable
+from omnirelay.wire.answers import ErrorBody
+from omnirelay.wire.events import INSTANTS
+from omnirelay.wire.instants import read_instant
+
+if TYPE_CHECKING:
+    import httpx
+    import pyarrow as pa
+
+BATCH_EVENTS: Final = 8_192
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class _Component(msgspec.Struct, rename="camel"):
+    name: str
+    last_sequence: int | None = None
+
+
+class _About(msgspec.Struct):
+    components: list[_Component]
+
+
+class TailEvent(msgspec.Struct, frozen=True, gc=False):
+    """An event as `segments.arrow.to_arrow` takes it."""
+
+    shard: str
+    data: bytes
+    region: None = None
+    pending: None = None
+    active: None = None
+
+
+def last_sequences(url: str) -> dict[str, int]:
+    """The last event of every shard that a node serves. Raises Unavailable."""
+    with _client(url) as client, _reaching(url):
+        response = client.get("/omnirelay/introspect")
+        if response.status_code != 200:
+            raise _refusal(url, response.status_code, response.content)
+        try:
+            about = msgspec.json.decode(response.content, type=_About)
+        except msgspec.DecodeError:
+            raise Unavailable(f"what answers at {url} is not a node") from None
+    return {each.name: each.last_sequence for each in about.components if each.last_sequence is not None}
+
+
+def first_behind(url: str, shard: str, after: int) -> int | None:
+    """The number of the first event behind this one; it is not the next number where a new generation jumps."""
+    for number, _ in _stream(url, shard, after + 1, None):
+        return number
+    return None
+
+
+def tail_batches(
+    url: str, shard: str, first: int, last: int, types: frozenset[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Events from `first` to `last`. Raises OutOfRange when the node does not reach `last`, or no longer `first`."""
+    from omnirelay.segments.arrow import to_arrow
+
+    reached = last_sequences(url).get(shard)
+    if reached is None or reached < last:
+        raise OutOfRange(
+            f"the node at {url} has {shard!r} up to event {reached}, {last} was there before: is it another node?",
+            shard=shard,
+            sequence=last,
+        )
+    events: list[Any] = []
+    for number, document in _stream(url, shard, first, types):
+        if number > last:
+            break
+        events.append(TailEvent(shard, stored_of(document)))
+        if len(events) >= BATCH_EVENTS:
+            yield to_arrow(events)
+            events = []
+        if number == last:
+            break
+    if events:
+        yield to_arrow(events)
+
+
+def stored_of(document: bytes | msgspec.Raw) -> bytes:
+    """The bytes of an event in the log, from what readers outside get: the opposite of `wire.events.readable`."""
+    fields: dict[str, Any] = {}
+    for name, value in _fields(document).items():
+        if name in INSTANTS:
+            fields[name] = _milliseconds(name, value)
+        elif name == "items":
+            fields[name] = [msgspec.Raw(stored_of(each)) for each in _elements(value)]
+        else:
+            fields[name] = value
+    return _encode(fields)
+
+
+def _milliseconds(name: str, value: msgspec.Raw) -> Any:
+    found = _decode(value)
+    if type(found) is str:
+        return read_instant(name, found)
+    if type(found) is list:
+        return [read_instant(name, each) if type(each) is str else each for each in found]
+    return value
+
+
+def _stream(url: str, shard: str, first: int, types: frozenset[str] | None) -> Iterator[tuple[int, bytes]]:
+    """Events from `first` to what is there now. After a broken connection it fails: Spark tries the task again."""
+    query = {"from": str(first), "untilCaughtUp": "true"} | ({} if types is None else {"types": ",".join(types)})
+    path = f"/v1/{quote(shard, safe='')}/watch"
+    headers = {"accept": "text/event-stream"}
+    with (
+        _client(url) as client,
+        _reaching(url),
+        client.stream("GET", path, params=query, headers=headers) as response,
+    ):
+        if response.status_code != 200:
+            raise _refusal(url, response.status_code, response.read())
+        number, kind = 0, b""
+        for line in _lines(response.iter_bytes()):
+            if line.startswith(b"data:"):
+                if kind == b"error":
+                    raise error_of(msgspec.json.decode(line[5:], type=ErrorBody))
+                yield number, line[5:].strip()
+            elif line.startswith(b"id:"):
+                number = int(line[3:])
+            elif line.startswith(b"event:"):
+                kind = line[6:].strip()
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Lines that end with a line feed and nothing else: JSON may hold other characters that end lines elsewhere."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+
+
+def _client(url: str) -> httpx.Client:
+    import httpx
+
+    # A comment comes every 15 s.
+    return httpx.Client(base_url=url, timeout=httpx.Timeout(10, read=60))
+
+
+@contextmanager
+def _reaching(url: str) -> Iterator[None]:
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise Unavailable(f"cannot read from the node at {url}: {str(error) or type(error).__name__}") from error
+
+
+def _refusal(url: str, status: int, body: bytes) -> Exception:
+    try:
+        return error_of(msgspec.json.decode(body, type=ErrorBody))
+    except msgspec.DecodeError:
+        return Unavailable(f"what answers at {url} says HTTP {status}")
