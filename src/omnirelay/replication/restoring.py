@@ -34,11 +34,11 @@ from omnirelay.log.snapshots import read_snapshot
 from omnirelay.log.sqlite import SqliteLog
 from omnirelay.log.sqlite.restoring import History, build_log, raise_highest_known
 from omnirelay.replication.origins import Origin
+from omnirelay.replication.replication import CHECKPOINT_FILE
 from omnirelay.segments.errors import SegmentStoreUnusable
 from omnirelay.segments.restores import reserve_generation
 from omnirelay.segments.store import ObjectStore
 
-CHECKPOINTS: Final = "replication.db"
 _BATCH_EVENTS: Final = 5_000
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 
@@ -147,7 +147,7 @@ def _put_in_place(built: Path, place: Path) -> None:
 
 def _confirmed_by_sinks(data: Path, shard: str) -> int:
     """The highest event that a sink of the lost node has got, if its account of them is still in the directory."""
-    path = data / CHECKPOINTS
+    path = data / CHECKPOINT_FILE
     if not path.exists():
         return 0
     try:

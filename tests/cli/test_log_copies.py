@@ -1,0 +1,274 @@
+"""Exports, backups, restores and what `verify` says of them, as people type them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from omnirelay.segments.schema import arrow_schema
+from tests.cli.conftest import Relay
+from tests.cli.processes import omnirelay, spawned
+from tests.segment_logs import S3Server
+
+NAMESPACE = "resourcelease"
+CONFIG = """
+[node]
+port = 0
+[shards.resourcelease]
+[sinks.lake]
+kind = "objects"
+path = "{lake}"
+linger = "0s"
+"""
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    server = S3Server()
+    server.start()
+    yield server
+    server.stop()
+
+
+def options_of(server: S3Server) -> list[str]:
+    return [word for name, value in server.options.items() for word in ("--option", f"{name}={value}")]
+
+
+class Lost:
+    """What is left of a node that wrote segments and was killed: its directory, its segments, and a command line."""
+
+    def __init__(self, root: Path) -> None:
+        self.data = root / "data"
+        self.lake = root / "lake"
+        config = root / "omnirelay.toml"
+        config.write_text(CONFIG.format(lake=self.lake))
+        self._process = spawned("serve", "--config", config, "--data", self.data, cwd=root)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        self.relay = Relay(line.split(" at ")[1].split(",")[0], NAMESPACE)
+        for name in "abcdefgh":
+            self.relay.enqueue(name)
+        self.relay.ok("complete", self.relay.lease())
+        self.relay.lease()
+        self._wait_until_replicated()
+        self._process.send_signal(signal.SIGKILL)
+        self._process.communicate(timeout=30)
+
+    def _wait_until_replicated(self) -> None:
+        # Each call is a round trip to the node; it answers as soon as it can, and the sink lingers not at all.
+        status = None
+        for _ in range(2_000):
+            [status] = self.relay.ok("replication", "status", "-o", "jsonl").lines
+            if status["checkpoint"] >= 12:
+                return
+        raise AssertionError(f"the sink did not get there: {status}")
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory: pytest.TempPathFactory) -> Lost:
+    return Lost(tmp_path_factory.mktemp("lost"))
+
+
+def state(relay: Relay, data: Path, sequence: int) -> Any:
+    return relay.ok("log", "at", sequence, "--data", data, "-o", "json").json
+
+
+# -- export --------------------------------------------------------------------------------------
+
+
+def events_of(lost: Lost) -> list[Any]:
+    return lost.relay.ok("log", "export", "--data", lost.data, "--to-file", "-").lines
+
+
+def test_every_format_holds_the_log(lost: Lost, tmp_path: Path) -> None:
+    events = events_of(lost)
+    assert [event["sequenceNumber"] for event in events] == list(range(1, len(events) + 1))
+    for name in ("x.jsonl", "x.parquet", "x.arrow"):
+        said = lost.relay.ok("log", "export", "--data", lost.data, "--to-file", tmp_path / name)
+        assert said.err == f"exported {len(events)} events up to {len(events)}\n"
+        assert said.out == ""
+    assert [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()] == events
+    parquet = pq.read_table(tmp_path / "x.parquet")
+    with pa.OSFile(str(tmp_path / "x.arrow")) as file:
+        arrow = pa.ipc.open_file(file).read_all()
+    assert parquet.equals(arrow)
+    assert parquet.schema.equals(arrow_schema(), check_metadata=True)
+    expected = [(event["sequenceNumber"], event["eventType"], event.get("sequenceId")) for event in events]
+    query = f"select sequence, event_type, sequence_id from '{tmp_path}/x.parquet' order by sequence"
+    assert duckdb.connect().execute(query).fetchall() == expected
+    resources = [event["payload"]["resourceId"] for event in events if event["eventType"] == "Enqueue"]
+    assert [each for each in arrow["payload_resource_id"].to_pylist() if each is not None] == resources
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.arrow", "x.jsonl", "x.parquet"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
+def test_any_range_goes_into_a_directory(lost: Lost, tmp_path: Path, kind: str) -> None:
+    lost.relay.ok("log", "export", "--data", lost.data, "--from", 3, "--to", 6, "--format", kind, "--to-file", tmp_path)
+    [path] = tmp_path.iterdir()
+    assert path.name.startswith(f"{NAMESPACE}-")
+    assert path.suffix == f".{kind}"
+    if kind == "jsonl":
+        found = [json.loads(line)["sequenceNumber"] for line in path.read_text().splitlines()]
+    elif kind == "parquet":
+        found = pq.read_table(path)["sequence"].to_pylist()
+    else:
+        found = pa.ipc.open_file(path.read_bytes()).read_all()["sequence"].to_pylist()
+    assert found == [3, 4, 5, 6]
+
+
+def test_an_export_goes_into_a_bucket_and_replaces_nothing(lost: Lost, s3: S3Server, tmp_path: Path) -> None:
+    address = s3.address(f"{tmp_path.name}/events.parquet")
+    arguments = ["log", "export", "--data", lost.data, "--to-file", address, *options_of(s3)]
+    lost.relay.ok(*arguments)
+    again = lost.relay.run(*arguments)
+    assert (again.code, "exists already and is not overwritten" in again.err) == (2, True)
+
+
+def test_exports_that_cannot_be_say_why(lost: Lost, tmp_path: Path) -> None:
+    (tmp_path / "there.parquet").write_text("mine")
+    for arguments, words in (
+        (["--to-file", tmp_path / "x.parquet"], "say --data DIR"),
+        (["--to-file", "-", "--format", "arrow", "--data", lost.data], "arrow needs a file"),
+        (["--to-file", tmp_path / "there.parquet", "--data", lost.data], "exists already"),
+        (["--to-file", tmp_path / "no" / "x.jsonl", "--data", lost.data], "cannot write"),
+        (["--to-file", "-", "--data", lost.data, "--from", 5, "--to", 4], "lies before"),
+        (["--to-file", "s3://b/x", "--data", lost.data, "--option", "region"], "--option wants KEY=VALUE"),
+    ):
+        said = lost.relay.run("log", "export", *arguments)
+        assert (said.code, words in said.err) == (2, True), said
+    assert (tmp_path / "there.parquet").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["there.parquet"]
+
+
+def test_an_export_that_breaks_off_leaves_no_file(lost: Lost, tmp_path: Path) -> None:
+    said = lost.relay.run("log", "export", "--to-file", tmp_path / "x.jsonl", "--url", "http://127.0.0.1:9")
+    assert said.code == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- restore -------------------------------------------------------------------------------------
+
+
+def test_a_killed_node_comes_back_from_its_segments(lost: Lost, tmp_path: Path) -> None:
+    said = lost.relay.ok("log", "restore", "--from", lost.lake, "--data", tmp_path / "new", "-o", "json")
+    report = said.json
+    last = report["lastSequence"]
+    assert (report["namespace"], report["result"], report["horizon"]) == (NAMESPACE, "restored", 0)
+    assert report["digest"] == state(lost.relay, lost.data, last)["digest"]
+    assert f"omnirelay serve --data {tmp_path / 'new'}" in said.err
+    node = spawned("dev", "--port", 0, "--data", tmp_path / "new")
+    assert node.stdout is not None
+    url = next(line.split()[1] for line in node.stdout if line.split()[:1] == ["url"])
+    again = Relay(url, NAMESPACE)
+    fence = int(again.lease().split(":")[3])
+    node.send_signal(signal.SIGTERM)
+    node.communicate(timeout=30)
+    assert fence > report["fencesAbove"] + (1 << 32)
+
+
+def test_what_is_not_empty_stays_as_it_is(lost: Lost, tmp_path: Path) -> None:
+    lost.relay.ok("log", "restore", "--from", lost.lake, "--data", tmp_path / "new")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    said = lost.relay.run("log", "restore", "--from", lost.lake, "--data", tmp_path / "new")
+    assert said.code == 5
+    assert "is not empty" in said.err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_damaged_segments_end_with_6_and_are_named(lost: Lost, tmp_path: Path) -> None:
+    copy = tmp_path / "lake"
+    done = [path for path in lost.lake.rglob("*") if path.is_file()]
+    for path in done:
+        target = copy / path.relative_to(lost.lake)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    assert lost.relay.ok("log", "verify", copy, "-o", "json").json["result"] == "whole"
+    manifest = json.loads(max((copy / NAMESPACE / "manifest").iterdir()).read_text())
+    victim = copy / NAMESPACE / "segments" / manifest["levels"][0][-1]["name"]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 3] ^= 4
+    victim.write_bytes(data)
+    for arguments in (["verify", copy], ["restore", "--from", copy, "--data", tmp_path / "new"]):
+        said = lost.relay.run("log", *arguments)
+        assert said.code == 6
+        assert victim.name in said.err
+        assert said.err.endswith("(error.segments.damaged)\n")
+    victim.unlink()
+    said = lost.relay.run("log", "verify", copy, "-o", "json")
+    assert (said.code, said.json["result"]) == (6, "damaged")
+    assert f"{victim.name} of '{NAMESPACE}' is missing" in said.err
+    assert not (tmp_path / "new" / NAMESPACE).exists()
+
+
+@pytest.mark.parametrize("arguments", [("verify",), ("restore", "--data", "new", "--from")])
+def test_where_nothing_is_ends_with_4(lost: Lost, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    for address in (tmp_path / "nowhere", lost.lake / NAMESPACE):
+        said = lost.relay.run("log", *arguments, address, "--namespace", NAMESPACE)
+        assert said.code == 4
+        assert "say the address above NAMESPACE" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- backup --------------------------------------------------------------------------------------
+
+
+def test_a_backup_in_a_bucket_is_verified_and_restored(lost: Lost, s3: S3Server, tmp_path: Path) -> None:
+    address, options = s3.address(tmp_path.name), options_of(s3)
+    said = lost.relay.ok("log", "backup", address, "--data", lost.data, *options)
+    assert said.err.startswith(f"copied {lost.data / NAMESPACE} to {address}/{NAMESPACE}, ")
+    whole = lost.relay.ok("log", "verify", address, *options, "-o", "json").json
+    assert (whole["result"], whole["snapshots"]) == ("whole", 0)
+    again = lost.relay.run("log", "backup", address, "--data", lost.data, *options)
+    assert again.code == 5
+    assert "is not overwritten" in again.err
+    back = lost.relay.ok("log", "restore", "--from", address, "--data", tmp_path / "new", *options, "-o", "json").json
+    assert back["digest"] == state(lost.relay, lost.data, back["lastSequence"])["digest"]
+
+
+def test_a_store_is_reached_with_what_the_environment_says(lost: Lost, s3: S3Server, tmp_path: Path) -> None:
+    env: dict[str, Any] = {
+        "AWS_ENDPOINT_URL": s3.endpoint,
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_ALLOW_HTTP": "true",
+    }
+    done = omnirelay("log", "backup", s3.address(tmp_path.name), "--data", lost.data, **env)
+    assert done.returncode == 0, done.stderr
+    assert omnirelay("log", "verify", s3.address(tmp_path.name), **env).returncode == 0
+
+
+def test_a_backup_and_later_segments_are_restored_together(lost: Lost, tmp_path: Path) -> None:
+    lost.relay.ok("log", "backup", tmp_path / "monday", "--data", lost.data)
+    assert os.listdir(tmp_path / "monday") == [NAMESPACE]
+    assert lost.relay.ok("log", "verify", tmp_path / "monday", "-o", "json").json["result"] == "whole"
+    arguments = ["--from", lost.lake, "--base", tmp_path / "monday", "--data", tmp_path / "new", "-o", "json"]
+    back = lost.relay.ok("log", "restore", *arguments).json
+    assert back["digest"] == state(lost.relay, lost.data, back["lastSequence"])["digest"]
+    wrong = ["--from", lost.lake, "--base", lost.lake, "--data", tmp_path / "other"]
+    said = lost.relay.run("log", "restore", *wrong)
+    assert (said.code, "--base wants a backup" in said.err) == (4, True)
+
+
+def test_a_backup_is_not_overwritten(lost: Lost, tmp_path: Path) -> None:
+    lost.relay.ok("log", "backup", tmp_path / "monday", "--data", lost.data)
+    again = lost.relay.run("log", "backup", tmp_path / "monday", "--data", lost.data)
+    assert (again.code, "exists already and is not overwritten" in again.err) == (2, True)
+    said = lost.relay.run("log", "backup", tmp_path / "x", "--data", lost.data, "--option", "region=x")
+    assert (said.code, "a directory has none" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["export", "restore", "backup", "verify"])
+def test_help_has_examples(lost: Lost, name: str) -> None:
+    out = lost.relay.ok("log", name, "--help").out
+    assert f"omnirelay log {name} " in out
+    assert "Examples:" in out
