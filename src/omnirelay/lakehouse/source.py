@@ -37,8 +37,24 @@ NAME = "omnirelay"
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("omnirelay")` known to a session."""
-    spark.dataSource.register(OmniRelayDataSource)
+    """Make `format("omnirelay")` known to a session. Safe to call twice."""
+    if not _registered(spark):
+        # Spark looks for the name in the session that was active last, which may be another one that has it.
+        spark.createDataFrame([], "makes_active int")
+        _registered(spark)
+
+
+def _registered(spark: SparkSession) -> bool:
+    """Register; False when Spark says that the name is taken."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        spark.dataSource.register(OmniRelayDataSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        return False
+    return True
 
 
 class OmniRelayDataSource(DataSource):
@@ -107,5 +123,6 @@ class LogReader(DataSourceReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, PiecePartition)
-        yield from read_piece(self.options, partition.piece, self.wanted)
+        # Where there is nothing to read, Spark has one task read a partition of its own.
+        if isinstance(partition, PiecePartition):
+            yield from read_piece(self.options, partition.piece, self.wanted)

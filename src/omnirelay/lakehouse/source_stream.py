@@ -76,8 +76,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, PiecePartition)
-        yield from read_piece(self.options, partition.piece, Wanted())
+        if isinstance(partition, PiecePartition):
+            yield from read_piece(self.options, partition.piece, Wanted())
 
     def _ends(self) -> dict[str, int]:
         found = extents(self.options, None, self.options.shards)
