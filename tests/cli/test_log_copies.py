@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -153,6 +154,19 @@ def test_an_export_that_breaks_off_leaves_no_file(lost: Lost, tmp_path: Path) ->
     said = lost.relay.run("log", "export", "--to-file", tmp_path / "x.jsonl", "--url", "http://127.0.0.1:9")
     assert said.code == 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_damage_on_the_way_leaves_no_file_and_one_line(lost: Lost, tmp_path: Path) -> None:
+    lost.relay.ok("log", "backup", tmp_path / "copy", "--data", lost.data)
+    connection = apsw.Connection(str(tmp_path / "copy" / NAMESPACE / "leases.db"))
+    connection.execute("UPDATE frames SET data = replace(data, 'table', 'cable') WHERE first = 5")
+    connection.close()
+    for kind in ("jsonl", "parquet", "arrow"):
+        arguments = ["--data", tmp_path / "copy", "--to-file", tmp_path / f"x.{kind}"]
+        said = lost.relay.run("log", "export", *arguments)
+        assert said.code == 6
+        assert "frame 5..5" in said.err
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
 # -- restore -------------------------------------------------------------------------------------

@@ -375,3 +375,17 @@ async def test_a_restore_that_is_killed_leaves_nothing_to_serve_and_can_be_repea
     assert back.last == frames[-1].last
     assert [path.name for path in (tmp_path / "new").iterdir()] == [NAMESPACE]
     assert await digest_in(tmp_path / "new") == await digest_in(tmp_path / "data")
+
+
+async def test_a_restore_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    store = await segments_of(tmp_path / "lake", await shard_with_past(tmp_path / "data"))
+    origin = await SegmentOrigin.open(store, NAMESPACE)
+    begun = asyncio.Event()
+    restoring = asyncio.create_task(
+        restore(origin, tmp_path / "new", marks=store, progress=lambda what, done, total: begun.set())
+    )
+    await begun.wait()
+    restoring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await restoring
+    assert list((tmp_path / "new").iterdir()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -107,12 +107,19 @@ async def _from_files(
     total = (await log.size_after(begin - 1, end)).events
     written = exporter(kind.value, file, begin, end)
     count = reached = 0
-    if begin <= end:
-        async for batch in _batches(log.read(begin, end)):
-            count += await asyncio.to_thread(written.add, batch)
-            reached = min(batch[-1].last, end)
-            move(count, max(total, count))
-    await asyncio.to_thread(written.finish)
+    try:
+        if begin <= end:
+            async for batch in _batches(log.read(begin, end)):
+                # On this loop nobody else waits. A thread could not be stopped before the file is closed.
+                count += written.add(batch)
+                reached = min(batch[-1].last, end)
+                move(count, max(total, count))
+    except BaseException:
+        # A writer of columns that is not closed before its file complains when it is collected.
+        with suppress(Exception):
+            written.finish()
+        raise
+    written.finish()
     return count, reached
 
 

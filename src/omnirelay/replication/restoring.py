@@ -204,11 +204,13 @@ async def _build(building: Path, origin: Origin, move: Callable[[int, int], None
         while batch := asyncio.run_coroutine_threadsafe(next_batch(), loop).result():
             yield from batch
 
+    work = asyncio.ensure_future(asyncio.to_thread(build_log, building, origin.history, pulled()))
     try:
-        await asyncio.to_thread(build_log, building, origin.history, pulled())
+        await asyncio.shield(work)
     finally:
-        # The thread cannot be cancelled; it ends with the next batch that it asks for.
+        # The thread cannot be cancelled. It ends with the next batch that it asks for, and until then it writes.
         stopped = True
+        await asyncio.gather(work, return_exceptions=True)
 
 
 async def _batches(frames: AsyncIterator[Frame]) -> AsyncIterator[list[Frame]]:

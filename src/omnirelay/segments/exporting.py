@@ -41,7 +41,7 @@ class Exporter(Protocol):
     """Takes frames in order; `finish` writes what a format has at its end, and leaves the file open."""
 
     def add(self, frames: Sequence[Frame]) -> int:
-        """Write the wanted events of these frames; how many they were. Blocking: call it in a thread."""
+        """Write the wanted events of these frames; how many they were. Blocking and long."""
         ...
 
     def finish(self) -> None: ...
