@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,12 +14,12 @@ import pytest
 
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import InvalidArgument
-from omnirelay.replication.checkpoints import Checkpoints
+from omnirelay.replication.checkpoints import Checkpoint, Checkpoints
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.files import FileSink
 from omnirelay.replication.following import Follower
 from omnirelay.replication.memory import MemorySink
-from omnirelay.replication.settings import FollowSettings
+from omnirelay.replication.settings import TABLE, FollowSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkRefused, SinkUnusable
 from omnirelay.replication.tables import SqliteSink
 from omnirelay.testing.clock import FakeClock
@@ -459,3 +460,91 @@ async def test_a_reset_that_makes_no_sense_is_refused() -> None:
         await enqueued(shard, *items(3))
         with pytest.raises(InvalidArgument, match="cannot leave out"):
             await follower.reset(shard.last_sequence)
+
+
+# -- a log that was trimmed ----------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def trimmed_shard(directory: Path) -> AsyncIterator[tuple[Shard, int]]:
+    """A shard whose log has lost its beginning, and the last event that is gone."""
+    async with await Place("sqlite", directory).open(FakeClock()) as shard:
+        anchor = await trimmed(shard)
+        await work(shard, rounds=1)
+        yield shard, anchor
+
+
+async def trimmed(shard: Shard) -> int:
+    for _ in range(3):  # The newest two snapshots, and what is behind the older of them, are kept.
+        await work(shard, rounds=1)
+        await shard.snapshot()
+    anchor = (await shard.trim(retention_ms=0)).sequence
+    assert anchor > 0
+    return anchor
+
+
+async def test_a_new_sink_begins_with_the_first_event_that_is_still_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with trimmed_shard(tmp_path) as (shard, anchor):
+        checkpoints, sink = Checkpoints(None), Recorder()
+        async with following(shard, sink, checkpoints) as follower:
+            await caught_up(follower, shard)
+            assert (follower.state, follower.failures, follower.status().lag_events) == ("running", 0, 0)
+        assert sink.taken[0].sequence == anchor + 1
+        assert [record.sequence for record in caplog.records if record.message == "sink_begins_later"] == [anchor + 1]  # type: ignore[attr-defined]
+        assert await checkpoints.load("lake", NAMESPACE) == Checkpoint(
+            shard.last_sequence, skipped_to=anchor, untouched=False
+        )
+        await checkpoints.close()
+
+
+async def test_a_new_sink_that_was_paused_before_it_began_begins_there_as_well(tmp_path: Path) -> None:
+    async with trimmed_shard(tmp_path) as (shard, anchor):
+        checkpoints, sink = Checkpoints(None), Recorder()
+        await checkpoints.pause("lake", NAMESPACE, True)
+        async with following(shard, sink, checkpoints) as follower:
+            await soon(follower.wait_state("paused"))
+            await follower.resume()
+            await caught_up(follower, shard)
+        assert sink.taken[0].sequence == anchor + 1
+        await checkpoints.close()
+
+
+async def test_a_new_table_begins_there_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+    async with trimmed_shard(tmp_path) as (shard, anchor):
+        checkpoints = Checkpoints(None)
+        for _ in range(2):
+            async with following(shard, SqliteSink(tmp_path / "sink"), checkpoints) as follower:
+                await work(shard, rounds=1)
+                await caught_up(follower, shard)
+                assert follower.failures == 0
+        await checkpoints.close()
+        database = sqlite3.connect(tmp_path / "sink" / f"{NAMESPACE}.db")
+        found = [row[0] for row in database.execute(f"select sequence_number from {TABLE} order by 1")]
+        database.close()
+        assert found == list(range(anchor + 1, shard.last_sequence + 1))
+
+
+async def test_a_new_sink_that_rebuilds_a_state_fails_and_says_what_to_do(tmp_path: Path) -> None:
+    async with trimmed_shard(tmp_path) as (shard, anchor), following(shard, Rebuilding()) as follower:
+        await soon(follower.wait_state("failed"))
+        assert f"begins after {anchor}, lake has come to 0" in (follower.last_error or "")
+        assert "restore its target from a backup" in (follower.last_error or "")
+
+
+async def test_a_sink_that_somebody_reset_to_the_beginning_does_not_pass_over_what_is_gone(tmp_path: Path) -> None:
+    async with await Place("sqlite", tmp_path).open(FakeClock()) as shard:
+        checkpoints, sink = Checkpoints(None), Recorder()
+        async with following(shard, sink, checkpoints) as follower:
+            await work(shard)
+            await caught_up(follower, shard)
+        await checkpoints.reset("lake", NAMESPACE, 0, shard.now_ms(), skipping=False)
+        anchor = await trimmed(shard)
+        async with following(shard, sink, checkpoints) as follower:
+            await soon(follower.wait_state("failed"))
+            assert f"reset lake --to {anchor}" in (follower.last_error or "")
+            await follower.reset(anchor)
+            await work(shard, rounds=1)
+            await caught_up(follower, shard)
+        await checkpoints.close()

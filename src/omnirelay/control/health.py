@@ -9,8 +9,8 @@ import msgspec
 
 from omnirelay.core import views
 from omnirelay.errors import OmniRelayError
-from omnirelay.replication.following import FollowStatus
 from omnirelay.replication.replication import Replication
+from omnirelay.replication.status import FollowStatus
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.service.component import ResourceLeaseComponent
 

@@ -32,7 +32,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """The last event that is done, 0 for none."""
     paused: bool = False
     skipped_to: int = 0
-    """An operator had everything up to here left out, whatever the target says of itself."""
+    """Everything up to here is left out, whatever the target says of itself."""
+    untouched: bool = True
+    """Nothing was ever delivered, and nobody said where to begin."""
 
 
 class Parked(msgspec.Struct, frozen=True):
@@ -62,10 +64,11 @@ class Checkpoints:
     async def load(self, sink: str, shard: str) -> Checkpoint:
         row = await self._run(
             lambda database: database.execute(
-                "select sequence, paused, skipped_to from checkpoints where sink = ? and shard = ?", (sink, shard)
+                "select sequence, paused, skipped_to, updated_ms from checkpoints where sink = ? and shard = ?",
+                (sink, shard),
             ).fetchone()
         )
-        return Checkpoint() if row is None else Checkpoint(row[0], bool(row[1]), row[2])
+        return Checkpoint() if row is None else Checkpoint(row[0], bool(row[1]), row[2], untouched=not row[3])
 
     async def save(self, sink: str, shard: str, sequence: int, now_ms: int) -> None:
         await self._run(

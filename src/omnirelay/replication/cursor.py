@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final, cast
 
+import msgspec
+
 from omnirelay.errors import OmniRelayError
 from omnirelay.log.base import Frame
 from omnirelay.replication.events import FrameEvents, ReplicatedEvent
@@ -25,70 +27,115 @@ begin is one step that cannot be cut up; with 20,000 of them it takes a few.
 FETCH_BYTES: Final = 2 * 1024 * 1024
 """Frames are fetched until they have so many bytes together; one frame more may be held than that."""
 
+_NOWHERE: Final = -1
+
+
+class _Slice(msgspec.Struct, gc=False):
+    """Events that were decoded together. Counting their bytes once is quicker than with every delivery."""
+
+    events: list[ReplicatedEvent]
+    bytes: int
+
+    @classmethod
+    def of(cls, events: list[ReplicatedEvent]) -> _Slice:
+        return cls(events, sum([len(event.data) for event in events]))
+
 
 class LogCursor:
-    """Reads the log of a shard from any event on. Cheap to go on with, costs a fetch to jump."""
+    """Reads the log of a shard from any event on. Cheap to go on with, costs a fetch to jump.
+
+    Calls must not overlap.
+    """
 
     def __init__(self, shard: LogSource, region: str) -> None:
         self._shard = shard
         self._region = region
         self._frames: deque[Frame] = deque()
         self._opened: FrameEvents | None = None
-        self._events: deque[ReplicatedEvent] = deque()
+        self._slices: deque[_Slice] = deque()
         self._at = 0
         """The last event that was handed out: what is held follows it."""
         self._decoded = 0
         """The last event that was decoded."""
 
-    async def read(
-        self, after: int, events_max: int, bytes_max: int, *, whole_frames: bool = False
-    ) -> list[ReplicatedEvent]:
+    async def read(self, after: int, events_max: int, bytes_max: int) -> list[ReplicatedEvent]:
         """At least one durable event behind `after`, and more while they fit; none when there is none.
 
-        With `whole_frames` it ends where a frame ends. Raises LogTrimmed, and LogDamaged once everything before the
-        damage was handed out.
+        Raises LogTrimmed, and LogDamaged once everything before the damage was handed out.
         """
         if after != self._at:
             self._forget(after)
+        self._at = _NOWHERE  # Until this has come to its end: who is interrupted has taken something out.
         events: list[ReplicatedEvent] = []
-        while whole_frames or len(events) < events_max:
+        while len(events) < events_max:
             try:
-                if not self._events and not await self._refill():
+                if not self._slices and not await self._refill():
                     break
             except OmniRelayError:
                 if not events:
                     raise
                 break  # It is there for the next one who asks.
-            event = self._events[0]
-            bytes_max -= len(event.data)
-            full = len(events) >= events_max or bytes_max < 0
-            if events and full and not (whole_frames and event.frame is events[-1].frame):
+            fitting = self._take(events_max - len(events), bytes_max, at_least=0 if events else 1)
+            if not fitting.events:
                 break
-            events.append(self._events.popleft())
-        if events:
-            self._at = events[-1].sequence
+            events += fitting.events
+            bytes_max -= fitting.bytes
+        self._at = events[-1].sequence if events else after
         return events
+
+    async def read_ahead(self, events_max: int, bytes_max: int) -> None:
+        """Decode what `read` will be asked for next, while a sink is busy with what it got. Raises nothing: whatever
+        is wrong is there for `read`, too.
+        """
+        try:
+            held = sum(len(each.events) for each in self._slices)
+            size = sum(each.bytes for each in self._slices)
+            while held < events_max and size < bytes_max and await self._refill():
+                held += len(self._slices[-1].events)
+                size += self._slices[-1].bytes
+        except OmniRelayError:
+            return
 
     def _forget(self, after: int) -> None:
         self._frames.clear()
-        self._events.clear()
+        self._slices.clear()
         self._opened = None
         self._at = self._decoded = after
 
+    def _take(self, events_max: int, bytes_max: int, *, at_least: int) -> _Slice:
+        """The first slice, or as much of it as fits."""
+        first = self._slices[0]
+        if len(first.events) <= events_max and first.bytes <= bytes_max:
+            return self._slices.popleft()
+        count = size = 0
+        for event in first.events[:events_max]:
+            if size + len(event.data) > bytes_max and count >= at_least:
+                break
+            count += 1
+            size += len(event.data)
+        taken = _Slice(first.events[:count], size)
+        rest = _Slice(first.events[count:], first.bytes - size)
+        if rest.events:
+            self._slices[0] = rest
+        else:
+            self._slices.popleft()
+        return taken
+
     async def _refill(self) -> bool:
         """Decode the next few events, fetching frames when none are left; false at the end of the log."""
-        while not self._events:
+        while True:
             if self._opened is None:
                 if not self._frames and not await self._fetch():
                     return False
                 self._opened = FrameEvents(self._frames.popleft(), self._region, self._decoded)
             await asyncio.sleep(0)
-            self._events.extend(self._opened.take(SLICE_EVENTS))
-            if self._events:
-                self._decoded = self._events[-1].sequence
+            events = self._opened.take(SLICE_EVENTS)
             if self._opened.done:
                 self._opened = None
-        return True
+            if events:
+                self._decoded = events[-1].sequence
+                self._slices.append(_Slice.of(events))
+                return True
 
     async def _fetch(self) -> bool:
         last = self._shard.last_sequence

@@ -27,6 +27,7 @@ with extra("segments"):
     from omnirelay.segments.archive import Archive
     from omnirelay.segments.keeping import Keeper, UpkeepSettings
     from omnirelay.segments.segment import SegmentFormat
+    from omnirelay.segments.threads import in_thread
     from omnirelay.segments.upkeep import COMPACT_AT
     from omnirelay.segments.writer import SegmentWriter
 
@@ -88,7 +89,7 @@ class SegmentSink:
             return
         self._writer.region = events[0].region
         with _explained():
-            manifest = await self._writer.append(_frames_of(events))
+            manifest = await self._writer.append(await in_thread(_frames_of, events))
         if manifest is not None:
             self._keeper.look(manifest)
 

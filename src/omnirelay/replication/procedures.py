@@ -7,8 +7,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from omnirelay.replication.following import Follower, FollowStatus
+from omnirelay.replication.following import Follower
 from omnirelay.replication.replication import Replication
+from omnirelay.replication.status import FollowStatus
 from omnirelay.rpc.calls import RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.wire.requests import ID_MAX, Incoming

@@ -10,11 +10,12 @@ from omnirelay.engine.shard import Shard
 from omnirelay.errors import NotFound
 from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.events import ReplicatedEvent
-from omnirelay.replication.following import Follower, FollowStatus
+from omnirelay.replication.following import Follower
 from omnirelay.replication.governance import Holder, holder_in
 from omnirelay.replication.kinds import SinkPlace, make_sink
 from omnirelay.replication.settings import SinkSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
+from omnirelay.replication.status import FollowStatus
 
 CHECKPOINT_FILE = "replication.db"
 

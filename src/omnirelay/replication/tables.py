@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Final
 
 import apsw
 
@@ -13,6 +15,11 @@ from omnirelay.replication.rows import rows_of
 from omnirelay.replication.settings import TABLE, is_table_name
 from omnirelay.replication.sinks import SinkUnusable
 from omnirelay.replication.threads import OneThread
+
+_ROW: Final = "(?, ?, ?, ?, ?)"
+_ROWS_TOGETHER: Final = (500, 50, 1)
+"""Rows of one statement. With every step of a statement the interpreter lock changes hands, and getting it back from a
+busy event loop takes longer than inserting a row."""
 
 
 class SqliteSink:
@@ -59,7 +66,12 @@ class SqliteSink:
         assert self._database is not None
         rows = rows_of(events)  # Here and not in the event loop: a large batch takes a while.
         with self._database:
-            self._database.executemany(f"insert or ignore into {self._table} values (?, ?, ?, ?, ?)", rows)
+            at = 0
+            for together in _ROWS_TOGETHER:
+                statement = f"insert or ignore into {self._table} values {', '.join([_ROW] * together)}"
+                while len(rows) - at >= together:
+                    self._database.execute(statement, tuple(chain.from_iterable(rows[at : at + together])))
+                    at += together
 
     def _let_go(self) -> None:
         database, self._database = self._database, None

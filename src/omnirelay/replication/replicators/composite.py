@@ -14,12 +14,13 @@ from typing import Final
 from omnirelay.errors import InvalidArgument
 from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.events import ReplicatedEvent
-from omnirelay.replication.following import Follower, FollowStatus
+from omnirelay.replication.following import Follower
 from omnirelay.replication.replicators.base import Publishable, Replicator, labelled
 from omnirelay.replication.replicators.journal import Journal
 from omnirelay.replication.replicators.members import sink_of
 from omnirelay.replication.settings import FollowSettings
 from omnirelay.replication.sinks import ReplicationSink
+from omnirelay.replication.status import FollowStatus
 
 DEFAULT_SHARD: Final = "events"
 CHECKPOINT_FILE: Final = "replication.db"

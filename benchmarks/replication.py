@@ -1,0 +1,231 @@
+"""What leaves the node: events/s of every sink beside the log's own rate, and what callers notice of it, in one run.
+
+    python -m benchmarks.replication [--quick] [--only NAME,NAME] [--directory DIR] [--core plain|compiled]
+
+A log of 1,000,000 events (a tenth with --quick) goes through each sink, delivered by the follower of a node in this
+process and confirmed by the target. Before and after each, the log is measured: durable cycles in batches of 1,000,
+three events each, as `benchmarks.kernel` has them. Then the node is loaded steadily: how far the sink is behind, and
+how long an enqueue takes without a sink, with it, and while it catches up with a long log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.kernel import cycles, open_shard
+from benchmarks.kernel_flushes import check_flushes
+from benchmarks.machine import Load, Passes, environment, is_compiled, spin
+from benchmarks.replication_load import LagMeter, Waits, loaded
+from benchmarks.replication_targets import TARGETS, Target, is_missing
+from hatch_build import compile_core
+from omnirelay.engine.process import tune_process
+from omnirelay.engine.shard import Shard
+from omnirelay.replication.following import Follower
+from omnirelay.replication.replication import Replication
+from omnirelay.replication.settings import SinkSettings
+
+ROOT = Path(__file__).parent.parent
+EVENTS_PER_SECOND = 20_000
+"""Of the steady load: a good deal less than the log takes, as a node should be run."""
+AIM = 1.0
+
+
+class Scale(msgspec.Struct, frozen=True):
+    events: int
+    passes: int
+    seconds: float
+
+
+class Row(msgspec.Struct):
+    name: str
+    rate: float
+    log: float
+    cpu_us: float
+    lag: Waits
+    healthy: Waits
+    catching_up: Waits
+    load: str
+
+
+@asynccontextmanager
+async def replicating(shard: Shard, settings: SinkSettings, directory: Path) -> AsyncIterator[Follower]:
+    os.makedirs(directory, exist_ok=True)
+    replication = Replication([settings], directory, durable=True)
+    replication.follow(shard)
+    [follower] = replication.followers
+    try:
+        yield follower
+    finally:
+        await replication.stop()
+
+
+async def confirmed(follower: Follower, sequence: int) -> None:
+    """Return when everything is delivered; raises when that will never be."""
+    done = asyncio.create_task(follower.wait_confirmed(sequence))
+    failed = asyncio.create_task(follower.wait_state("failed"))
+    await asyncio.wait((done, failed), return_when=asyncio.FIRST_COMPLETED)
+    failed.cancel()
+    if not done.done():
+        done.cancel()
+        raise RuntimeError(f"{follower.name}: {follower.last_error}")
+
+
+class Bench:
+    def __init__(self, root: Path, scale: Scale) -> None:
+        self._root = root
+        self._scale = scale
+        self._log = Passes()
+
+    async def run(self, targets: list[Target]) -> None:
+        async with open_shard(self._root / "rates") as rates, open_shard(self._root / "node") as shard:
+            await cycles(rates, 1000, 2)
+            while shard.last_sequence < self._scale.events:
+                await cycles(shard, 1000, min(3, -(-(self._scale.events - shard.last_sequence) // 12_000)))
+            alone, rate = await loaded(rates, self._scale.seconds, EVENTS_PER_SECOND)
+            print(
+                f"\n{shard.last_sequence:,} events, {EVENTS_PER_SECOND:,} events/s while loaded ({rate:,.0f} reached)"
+            )
+            print(f"enqueue p50/p99 with no sink: {alone} ms")
+            print("ratio: to what the log took before and after each; enqueue, lag: p50/p99 in ms; CPU: this process\n")
+            print(
+                f"{'':18} {'events/s':>9} {'log ev/s':>9} {'ratio':>6} {'CPU us':>7} {'lag':>17} {'enqueue':>11}"
+                f" {'catching up':>12}  load",
+                flush=True,
+            )
+            reached = []
+            for target in targets:
+                if is_missing(target):
+                    print(f"{target.name:18} not fetched: make kafka")
+                    continue
+                row = await self._measure(target, shard, rates)
+                print(
+                    f"{row.name:18} {row.rate:>9,.0f} {row.log:>9,.0f} {row.rate / row.log:>6.2f} {row.cpu_us:>7.2f}"
+                    f" {row.lag!s:>17}"
+                    f" {row.healthy!s:>11} {row.catching_up!s:>12}  {row.load}",
+                    flush=True,
+                )
+                if target.aims:
+                    reached.append(f"{row.name} {'reached' if row.rate / row.log >= AIM else 'missed'}")
+            print(f"\nlog, all passes: {self._log.median(0):,.0f} events/s, quiet {self._log.quiet(0):,.0f},", end=" ")
+            print(f"CPU us {self._log.median(1):.2f}, quiet {self._log.quiet(1):.2f}, spin {self._log.spins}")
+            print(
+                f"aim: file, sqlite and segments >= {AIM:.1f} of the log rate: {', '.join(reached) or 'not measured'}"
+            )
+
+    async def _rate_of_log(self, rates: Shard) -> list[float]:
+        found = []
+        for _ in range(self._scale.passes):
+            before, cpu, done = spin(), time.process_time(), rates.last_sequence
+            rate = 3 * (await cycles(rates, 1000, 3))[0]
+            cpu = (time.process_time() - cpu) / (rates.last_sequence - done) * 1e6
+            self._log.add(before + spin(), rate, cpu)
+            found.append(rate)
+        return found
+
+    async def _measure(self, target: Target, shard: Shard, rates: Shard) -> Row:
+        place = self._root / target.name.replace(", ", "_")
+        load = Load.now()
+        with target.served() as (_, url):
+            around = await self._rate_of_log(rates)
+            last = shard.last_sequence
+            began, cpu = time.perf_counter(), time.process_time()
+            async with replicating(shard, target.settings(url, place / "first"), place) as follower:
+                await confirmed(follower, last)
+                rate, cpu = last / (time.perf_counter() - began), time.process_time() - cpu
+                assert follower.events.total() >= last, "something was left out"
+                around += await self._rate_of_log(rates)
+                meter = LagMeter(shard, follower)
+                healthy, _ = await loaded(shard, self._scale.seconds, EVENTS_PER_SECOND)
+                lag = await meter.stop()
+            async with replicating(shard, target.settings(url, place / "second"), place) as follower:
+                catching_up, _ = await loaded(shard, self._scale.seconds, EVENTS_PER_SECOND)
+        words = load.since()
+        shutil.rmtree(place, ignore_errors=True)
+        return Row(target.name, rate, statistics.median(around), cpu / last * 1e6, lag, healthy, catching_up, words)
+
+    async def down(self) -> None:
+        """A receiver that is gone for a while and comes back, under load all the time."""
+        [target] = [each for each in TARGETS if each.name == "webhook"]
+        seconds = self._scale.seconds
+        print("\nwebhook under the same load, its receiver killed and started again; enqueue p50/p99 in ms")
+        async with open_shard(self._root / "down") as shard:
+            with target.served() as (server, url):
+                assert server is not None
+                async with replicating(shard, target.settings(url, self._root / "hook"), self._root) as follower:
+                    await follower.wait_state("running")
+                    up, _ = await loaded(shard, seconds, EVENTS_PER_SECOND)
+                    server.kill()
+                    gone, _ = await loaded(shard, seconds, EVENTS_PER_SECOND)
+                    behind = follower.status().lag_events
+                    server.start()
+                    await follower.resume()  # As an operator would: without it the pause between tries comes first.
+                    began = time.perf_counter()
+                    back = asyncio.create_task(follower.wait_confirmed(shard.last_sequence))
+                    catching, _ = await loaded(shard, seconds, EVENTS_PER_SECOND)
+                    await back
+                    caught = time.perf_counter() - began
+        print(f"up {up}, down {gone}, back {catching}; {behind:,} events behind, made up for in {caught:.1f} s at most")
+
+
+async def measure(arguments: argparse.Namespace) -> None:
+    root = Path(tempfile.mkdtemp(prefix="omnirelay-bench-", dir=arguments.directory))
+    scale = Scale(100_000, 2, 3.0) if arguments.quick else Scale(1_000_000, 4, 8.0)
+    names = arguments.only.split(",") if arguments.only else []
+    targets = [target for target in TARGETS if not names or any(target.name.startswith(name) for name in names)]
+    try:
+        tune_process()
+        bench = Bench(root, scale)
+        await bench.run(targets)
+        if not names or "webhook" in names:
+            await bench.down()
+    finally:
+        shutil.rmtree(root)
+
+
+def main(arguments: argparse.Namespace) -> None:
+    print(environment())
+    work = Path(tempfile.mkdtemp(prefix="omnirelay-bench-", dir=arguments.directory))
+    try:
+        check_flushes(work / "flushes")
+        library = ROOT / "src"
+        if arguments.core == "compiled":
+            library = work / "compiled"
+            library.mkdir()
+            compile_core(ROOT / "src", library)
+        print(f"core {arguments.core}", flush=True)
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.replication", "--here", arguments.core, *sys.argv[1:]],
+            env={**os.environ, "PYTHONPATH": f"{library}{os.pathsep}{ROOT}"},
+            cwd=ROOT,
+            check=True,
+        )
+    finally:
+        shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work, for a first look")
+    parser.add_argument("--only", help="names of sinks, or how they begin, with commas between")
+    parser.add_argument("--directory", help="where to write (a real disk); default: the system's temporary directory")
+    parser.add_argument("--core", choices=["plain", "compiled"], default="compiled", help="which core to measure")
+    parser.add_argument("--here", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.here is None:
+        main(chosen)
+    else:
+        assert is_compiled() == (chosen.here == "compiled"), "this would measure the wrong thing"
+        asyncio.run(measure(chosen))

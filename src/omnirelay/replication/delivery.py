@@ -1,0 +1,117 @@
+"""`Delivery`: one batch after the other into a sink, and what becomes of an event that it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from omnirelay.replication.checkpoints import Checkpoints
+from omnirelay.replication.cursor import LogCursor
+from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.settings import FollowSettings
+from omnirelay.replication.sinks import ReplicationSink, SinkRefused
+from omnirelay.replication.sources import LogSource
+
+_log = logging.getLogger("omnirelay.replication")
+
+T = TypeVar("T")
+
+
+class Delivery:
+    """Calls must not overlap."""
+
+    def __init__(
+        self,
+        name: str,
+        sink: ReplicationSink,
+        shard: LogSource,
+        cursor: LogCursor,
+        checkpoints: Checkpoints,
+        settings: FollowSettings,
+    ) -> None:
+        self._name = name
+        self._sink = sink
+        self._shard = shard
+        self._cursor = cursor
+        self._checkpoints = checkpoints
+        self._settings = settings
+        self._refusals: Counter[int] = Counter()
+        self.parked = 0
+        self.parkings = 0
+        """How often an event was parked since the start."""
+
+    async def load(self) -> None:
+        self.parked = await self._checkpoints.parked_count(self._name, self._shard.log.shard)
+
+    async def next_batch(self, after: int, linger: Callable[[float], Awaitable[None]]) -> list[ReplicatedEvent]:
+        """What to deliver next; `linger` waits so many seconds for company."""
+        most, size = self._settings.batch_events, self._settings.batch_bytes
+        batch = await self._cursor.read(after, most, size)
+        if batch and len(batch) < most and self._settings.linger_ms:
+            room = size - sum([len(event.data) for event in batch])
+            if room > 0:
+                await linger(self._settings.linger_ms / 1000)
+                if self._shard.last_sequence > batch[-1].sequence:
+                    batch += await self._cursor.read(batch[-1].sequence, most - len(batch), room)
+        return self._up_to_refused(batch)
+
+    async def deliver(self, batch: list[ReplicatedEvent]) -> list[ReplicatedEvent]:
+        """What is done with afterwards: the batch, or what is before an event that was parked, and that one.
+
+        Raises what the sink raises, SinkRefused too while the event has to wait.
+        """
+        ahead = asyncio.create_task(self._cursor.read_ahead(self._settings.batch_events, self._settings.batch_bytes))
+        try:
+            await self.within_time(self._sink.apply(batch))
+        except asyncio.CancelledError:
+            ahead.cancel()
+            raise
+        except SinkRefused as error:
+            batch = await self._refused(batch, error)
+        finally:
+            await asyncio.wait((ahead,))  # Nothing else may read meanwhile.
+        return batch
+
+    def confirm(self, last: int) -> None:
+        """Everything up to `last` is done with."""
+        for refused in [sequence for sequence in self._refusals if sequence <= last]:
+            del self._refusals[refused]
+
+    async def within_time(self, work: Awaitable[T]) -> T:
+        limit = asyncio.timeout(self._settings.timeout_ms / 1000)
+        try:
+            async with limit:
+                return await work
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"no answer within {self._settings.timeout_ms / 1000:g} s") from None
+
+    async def _refused(self, batch: list[ReplicatedEvent], error: SinkRefused) -> list[ReplicatedEvent]:
+        """Park the bad one when it was refused often enough; what is done with then. Raises when it has to wait."""
+        self._refusals[error.sequence] += 1
+        index = next((at for at, event in enumerate(batch) if event.sequence == error.sequence), None)
+        blocks = self._sink.rebuilds_state or self._settings.on_refusal == "block"
+        if index is None or blocks or self._refusals[error.sequence] < self._settings.refusals_max:
+            raise error
+        before, bad = batch[:index], batch[index]
+        if before:
+            await self.within_time(self._sink.apply(before))
+        await self._checkpoints.park(self._name, bad, error.message)
+        self.parkings += 1
+        await self.load()
+        place = {"sink": self._name, "shard": bad.shard, "sequence": bad.sequence}
+        _log.error("event_parked", extra={**place, "reason": error.message})
+        return [*before, bad]
+
+    def _up_to_refused(self, batch: list[ReplicatedEvent]) -> list[ReplicatedEvent]:
+        """With a refused event on its way, deliver up to it first: a retry must not repeat what is behind it."""
+        if not self._refusals:
+            return batch
+        for index, event in enumerate(batch):
+            if event.sequence in self._refusals:
+                return batch[:index] if index else batch[:1]
+        return batch

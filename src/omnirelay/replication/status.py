@@ -1,0 +1,58 @@
+"""How a sink is doing, in numbers and in one word."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, Literal
+
+import msgspec
+
+SinkState = Literal["starting", "running", "retrying", "stalled", "failed", "paused"]
+
+_WINDOW_S: Final = 60.0
+
+
+class FollowStatus(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
+    """How a sink is doing."""
+
+    sink: str
+    shard: str
+    state: SinkState
+    checkpoint: int
+    lag_events: int
+    lag_ms: int
+    """Age of the oldest event that is not delivered yet."""
+    events: int
+    failures: int
+    parked: int
+    required: bool
+    lag_bytes: int = 0
+    """Bytes of the log that are not delivered yet."""
+    requirement_dropped: bool = False
+    """It is required and holds back more of the log than it may: for now it counts as optional."""
+    closes_intake: str | None = None
+    """Why it keeps the intake of its shard closed, when it does."""
+    rate_per_second: float
+    """Events delivered per second over the last minute."""
+    last_error: str | None = None
+
+
+class DeliveryRate:
+    """Deliveries of the last minute."""
+
+    def __init__(self, now: float) -> None:
+        self._started = now
+        self._taken: deque[tuple[float, int]] = deque()
+
+    def take(self, now: float, count: int) -> None:
+        self._taken.append((now, count))
+        self._forget(now)
+
+    def per_second(self, now: float) -> float:
+        self._forget(now)
+        seconds = min(_WINDOW_S, now - self._started)
+        return round(sum(count for _, count in self._taken) / max(seconds, 1.0), 1)
+
+    def _forget(self, now: float) -> None:
+        while self._taken and self._taken[0][0] < now - _WINDOW_S:
+            self._taken.popleft()
