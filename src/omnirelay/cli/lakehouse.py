@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from omnirelay.cli import lakehouse_run
 from omnirelay.cli.commands import TOOLS, command, new_group
 from omnirelay.cli.exits import FAILED
 from omnirelay.cli.options import Format, Output
@@ -16,6 +17,7 @@ def add_to(app: typer.Typer) -> None:
     group = new_group("Make tables of the log, with Spark.")
     command(group, "doctor", _DOCTOR)(doctor)
     # Commands that run the pipeline register here, each module with its own add_to(group).
+    lakehouse_run.add_to(group)
     app.add_typer(group, name="lakehouse", rich_help_panel=TOOLS)
 
 

@@ -1,0 +1,209 @@
+"""`lakehouse run|rebuild|optimize|vacuum`: make tables of segments, and keep them in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from omnirelay.cli.commands import command
+from omnirelay.cli.exits import DAMAGED
+from omnirelay.cli.options import Format, Output
+from omnirelay.cli.printing import note, print_answer, short, stacked, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from rich.console import RenderableType
+
+    from omnirelay.lakehouse.formats import TableStore
+    from omnirelay.lakehouse.pipeline import Pipeline, Summary
+
+
+class Kind(StrEnum):
+    DELTA = "delta"
+    PARQUET = "parquet"
+    ICEBERG = "iceberg"
+
+
+Source = Annotated[
+    str, typer.Option("--source", help="Where the segments are: a directory, or s3://BUCKET/PREFIX.", metavar="ADDRESS")
+]
+Warehouse = Annotated[str, typer.Option("--warehouse", help="The directory the tables go into.", metavar="DIR")]
+TableFormat = Annotated[Kind, typer.Option("--format", help="The format of the tables.")]
+Master = Annotated[str, typer.Option("--master", help="Where Spark runs: local[*], spark://…, k8s://…", metavar="URL")]
+
+
+def add_to(group: typer.Typer) -> None:
+    command(group, "run", _RUN)(run)
+    command(group, "rebuild", _REBUILD)(rebuild)
+    command(group, "optimize", _OPTIMIZE)(optimize)
+    command(group, "vacuum", _VACUUM)(vacuum)
+
+
+_RUN = """
+    omnirelay lakehouse run --source ./segments --warehouse ./lake
+    omnirelay lakehouse run --continuous --every 30 --source ./segments --warehouse ./lake
+    omnirelay lakehouse run --source ./segments --warehouse ./lake --format parquet -o json
+"""
+
+
+def run(
+    source: Source,
+    warehouse: Warehouse,
+    continuous: Annotated[
+        bool, typer.Option("--continuous/--once", help="Look again and again, until it is interrupted.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option("--every", help="With --continuous: seconds between two runs.", metavar="SECONDS", min=0.1)
+    ] = 10.0,
+    kind: TableFormat = Kind.DELTA,
+    master: Master = "local[*]",
+    output: Output = Format.TABLE,
+) -> None:
+    """Take in what is new in the segments and bring every table up to it. It may be stopped at any time.
+
+    Ends with 6 when a segment was refused; the tables hold everything before it, and all of the other shards.
+    """
+    with _pipeline(source, warehouse, kind, master) as pipeline:
+        summary = pipeline.run()
+        _print(summary, output)
+        while continuous:
+            # Nobody sets it: an interruption is what ends the waiting.
+            threading.Event().wait(every)
+            summary = pipeline.run()
+            if summary.changed or summary.newly_refused:
+                _print(summary, output)
+    if summary.refused:
+        raise typer.Exit(DAMAGED)
+
+
+_REBUILD = """
+    omnirelay lakehouse rebuild --source ./segments --warehouse ./lake --yes
+"""
+
+
+def rebuild(
+    source: Source,
+    warehouse: Warehouse,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it: the tables there are now are removed first.")] = False,
+    kind: TableFormat = Kind.DELTA,
+    master: Master = "local[*]",
+    output: Output = Format.TABLE,
+) -> None:
+    """Remove the tables and make them anew from the segments there are. Events that no segment holds are gone then."""
+    if not yes:
+        raise typer.BadParameter("say --yes: the tables are removed first, and only what segments hold comes back")
+    with _pipeline(source, warehouse, kind, master) as pipeline:
+        summary = pipeline.rebuild()
+    _print(summary, output)
+    if summary.refused:
+        raise typer.Exit(DAMAGED)
+
+
+_OPTIMIZE = """
+    omnirelay lakehouse optimize --warehouse ./lake
+"""
+
+
+def optimize(warehouse: Warehouse, kind: TableFormat = Kind.DELTA, master: Master = "local[*]") -> None:
+    """Make few large files of many small ones. No row changes."""
+    from omnirelay.lakehouse.tables import TABLES
+
+    with _tables(warehouse, kind, master) as tables:
+        tables.optimize(TABLES)
+    note("optimized")
+
+
+_VACUUM = """
+    omnirelay lakehouse vacuum --warehouse ./lake
+    omnirelay lakehouse vacuum --warehouse ./lake --keep-hours 24
+"""
+
+
+def vacuum(
+    warehouse: Warehouse,
+    keep_hours: Annotated[
+        float, typer.Option("--keep-hours", help="Keep what was current that long ago.", metavar="HOURS", min=0)
+    ] = 168.0,
+    kind: TableFormat = Kind.DELTA,
+    master: Master = "local[*]",
+) -> None:
+    """Remove files that the tables no longer need. Older versions of them cannot be read afterwards."""
+    from omnirelay.lakehouse.tables import TABLES
+
+    with _tables(warehouse, kind, master) as tables:
+        tables.vacuum(TABLES, keep_hours)
+    note("vacuumed")
+
+
+# -- set-up ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _session(kind: Kind, master: str) -> Iterator[SparkSession]:
+    from omnirelay.lakehouse.session import open_session
+
+    note("starting Spark")
+    spark = open_session(master, app="omnirelay lakehouse", delta=kind is Kind.DELTA)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _pipeline(source: str, warehouse: str, kind: Kind, master: str) -> Iterator[Pipeline]:
+    from omnirelay.lakehouse.errors import needs_extra
+
+    try:
+        from omnirelay.lakehouse.pipeline import Pipeline
+    except ImportError as error:
+        raise needs_extra(error) from None
+    with _session(kind, master) as spark:
+        yield Pipeline(spark, source, warehouse, kind, report=_report)
+
+
+@contextmanager
+def _tables(warehouse: str, kind: Kind, master: str) -> Iterator[TableStore]:
+    from omnirelay.lakehouse.formats import open_tables
+
+    with _session(kind, master) as spark:
+        yield open_tables(spark, warehouse, kind)
+
+
+# -- what is printed -------------------------------------------------------------------------------
+
+
+def _report(step: str, seconds: float | None) -> None:
+    if seconds is not None:
+        note(f"{step}  {short(seconds)}")
+
+
+def _print(summary: Summary, output: Format) -> None:
+    answer: dict[str, Any] = {
+        "events": summary.events,
+        "segments": summary.segments,
+        "changed": summary.changed,
+        "progress": summary.progress,
+        "steps": [{"table": step.table, "seconds": round(step.seconds, 3)} for step in summary.steps],
+        "refused": [
+            {"shard": each.shard, "segment": each.segment, "sequence": each.sequence, "reason": each.reason}
+            for each in summary.refused
+        ],
+        "seconds": round(summary.seconds, 3),
+    }
+    print_answer(output, answer, None, lambda: _summary(summary))
+
+
+def _summary(summary: Summary) -> RenderableType | str:
+    shards = table(["shard", "last event"], sorted(summary.progress.items()), right=["last event"])
+    done = f"{summary.events} new events from {summary.segments} segments, {len(summary.steps)} tables changed"
+    refused = [
+        f"REFUSED {each.segment} of {each.shard!r}, from event {each.sequence} on: {each.reason}"
+        for each in summary.refused
+    ]
+    return stacked(shards, f"{done}, in {short(summary.seconds)}", *refused)

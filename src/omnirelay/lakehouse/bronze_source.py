@@ -1,0 +1,210 @@
+"""What is new in the segments of a source: which of them to read, and which to refuse.
+
+Only what the newest manifest lists counts. Every segment is checked before Spark sees it: its digest, its frames and
+their chain, and that it continues what bronze ends with. Behind one that does not check out the shard stands still; the
+other shards go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from omnirelay.errors import LogDamaged, Unavailable
+from omnirelay.lakehouse.progress import End, Progress
+from omnirelay.log.base import Frame
+from omnirelay.log.files import make_directories, write_file
+from omnirelay.segments.connecting import connect
+from omnirelay.segments.errors import ObjectMissing, SegmentStoreUnusable
+from omnirelay.segments.local import LocalObjectStore
+from omnirelay.segments.manifest import Entry, Manifest, segment_key
+from omnirelay.segments.parquet import encode_parquet
+from omnirelay.segments.reader import SegmentReader, shards_in
+from omnirelay.segments.segment import decode_segment, format_of
+from omnirelay.segments.store import ObjectStore
+from omnirelay.segments.threads import in_thread
+
+_AT_ONCE: Final = 4
+"""Segments that are in memory at the same time while they are checked."""
+_LOOKS: Final = 3
+"""How often a shard is looked at anew when segments vanish because they are being merged."""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A segment that is not taken."""
+
+    shard: str
+    segment: str
+    sequence: int
+    reason: str
+
+
+class ShardPlan(msgspec.Struct, frozen=True):
+    """What is to be read of one shard."""
+
+    shard: str
+    end: End | None
+    """Where bronze will end; None when it stays without anything of this shard."""
+    paths: tuple[str, ...] = ()
+    """Files for Spark, in order of the log."""
+    events: int = 0
+    refused: Refused | None = None
+
+
+class _Stopped(Exception):
+    """A segment is refused; what comes before it is fine."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.reason)
+        self.refused = refused
+
+
+async def find_new(
+    address: str,
+    after: Progress,
+    staging: Path,
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[ShardPlan]:
+    """Look at every shard of a source. `progress(segments checked)` is called as it goes on.
+
+    Raises SegmentStoreUnusable when there is nothing at the address that could be read, Unavailable.
+    """
+    store = await connect(address, options, writable=False)
+    shards = await shards_in(store)
+    if not shards:
+        raise SegmentStoreUnusable(
+            f"there are no segments in {store.address}; a sink of kind `segments` writes them", field="source"
+        )
+    checked = 0
+
+    def one_more() -> None:
+        nonlocal checked
+        checked += 1
+        if progress is not None:
+            progress(checked)
+
+    return [await _Shard(store, shard, after.get(shard), staging, one_more).plan() for shard in shards]
+
+
+class _Shard:
+    def __init__(
+        self, store: ObjectStore, shard: str, known: End | None, staging: Path, checked: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self._shard = shard
+        self._known = known
+        self._staging = staging
+        self._checked = checked
+
+    async def plan(self) -> ShardPlan:
+        for _ in range(_LOOKS - 1):
+            try:
+                return await self._look()
+            except ObjectMissing:
+                continue
+        try:
+            return await self._look()
+        except ObjectMissing as error:
+            refused = self._refused(str(error.details.get("key")), None, f"{error.message}, although it is listed")
+            return ShardPlan(self._shard, self._known, refused=refused.refused)
+
+    async def _look(self) -> ShardPlan:
+        reader = SegmentReader(self._store, self._shard)
+        after = 0 if self._known is None else self._known.sequence
+        end = self._known
+        paths: list[str] = []
+        events = 0
+        try:
+            manifest, entries = await self._listed(reader, after)
+            limit = asyncio.Semaphore(_AT_ONCE)
+
+            async def checked(entry: Entry) -> str | _Stopped:
+                async with limit:
+                    try:
+                        return await self._check(manifest, entry)
+                    except _Stopped as stop:
+                        return stop
+
+            for entry, outcome in zip(entries, await asyncio.gather(*map(checked, entries)), strict=True):
+                self._continues(manifest, entry, end)
+                if isinstance(outcome, _Stopped):
+                    raise outcome
+                paths.append(outcome)
+                events += entry.events
+                end = End(entry.last, entry.chain, manifest.log_id)
+        except _Stopped as stop:
+            return ShardPlan(self._shard, end, tuple(paths), events, stop.refused)
+        return ShardPlan(self._shard, end, tuple(paths), events)
+
+    async def _listed(self, reader: SegmentReader, after: int) -> tuple[Manifest, list[Entry]]:
+        try:
+            manifest = await reader.manifest()
+            entries = [entry async for entry in reader.archive.segments(manifest, after + 1)]
+        except LogDamaged as error:
+            raise self._refused(str(error.details.get("segment")), after + 1, error.message) from None
+        if self._known is not None and manifest.log_id != self._known.log_id:
+            raise self._refused(
+                f"manifest {manifest.version}", after + 1, "the segments are of another log than the table; rebuild it"
+            )
+        return manifest, entries
+
+    def _continues(self, manifest: Manifest, entry: Entry, end: End | None) -> None:
+        """A segment has to begin where the one before it, or the table, ends."""
+        if end is None:
+            if entry.before.sequence != manifest.anchor.sequence:
+                raise self._refused(entry.name, entry.first, "segments before it are missing")
+            return
+        if entry.before.sequence > end.sequence:
+            raise self._refused(
+                entry.name,
+                end.sequence + 1,
+                f"events {end.sequence + 1} to {entry.before.sequence} were dropped before they were taken",
+            )
+        if entry.before.sequence == end.sequence and entry.before.chain not in (None, end.chain):
+            raise self._refused(entry.name, entry.first, "it continues another history than the table's")
+
+    async def _check(self, manifest: Manifest, entry: Entry) -> str:
+        """The path of a segment for Spark, after everything in it was checked."""
+        key = segment_key(self._shard, entry.name)
+        data = await self._store.get(key)
+        try:
+            frames = await in_thread(decode_segment, entry, data, shard=self._shard, log_id=manifest.log_id)
+        except LogDamaged as error:
+            place = error.details.get("sequence")
+            raise self._refused(entry.name, place if isinstance(place, int) else entry.first, error.message) from None
+        self._holds_end(entry, frames)
+        self._checked()
+        if format_of(entry.name) == "parquet":
+            if isinstance(self._store, LocalObjectStore):
+                return f"{self._store.address}/{key}"
+        else:
+            data = await in_thread(encode_parquet, frames, None)
+        return await in_thread(self._stage, entry.name, data)
+
+    def _holds_end(self, entry: Entry, frames: list[Frame]) -> None:
+        """Merged segments reach back behind the end of the table: there it has to be the same history."""
+        known = self._known
+        if known is None or not entry.first <= known.sequence <= entry.last:
+            return
+        if not any(frame.last == known.sequence and frame.chain.hex() == known.chain for frame in frames):
+            raise self._refused(entry.name, known.sequence, "it holds another history than the table's")
+
+    def _stage(self, name: str, data: bytes) -> str:
+        """Keep a checked segment where Spark can read it."""
+        path = self._staging / f"{name}.parquet"
+        try:
+            make_directories(path.parent)
+            path.unlink(missing_ok=True)
+            write_file(path, (data,))
+        except OSError as error:
+            raise Unavailable(f"cannot write {path}: {error.strerror or error}") from None
+        return str(path)
+
+    def _refused(self, segment: str, sequence: int | None, reason: str) -> _Stopped:
+        after = 0 if self._known is None else self._known.sequence
+        return _Stopped(Refused(self._shard, segment, after + 1 if sequence is None else sequence, reason))

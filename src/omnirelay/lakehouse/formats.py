@@ -1,0 +1,105 @@
+"""`TableStore`: the few things the pipeline asks of a table format, and the formats there are.
+
+Each changing call is one commit, which carries the progress it brings the table to. It happens whole or not at all, and
+of two that would bring a table to the same place one happens. A format that cannot promise this has no place here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
+
+from omnirelay.errors import InvalidArgument, OmniRelayError, Status, Unimplemented
+from omnirelay.lakehouse.progress import Progress
+from omnirelay.lakehouse.tables import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FormatName: TypeAlias = Literal["delta", "parquet", "iceberg"]
+FORMATS: Final[tuple[FormatName, ...]] = get_args(FormatName)
+
+
+class TableStore(Protocol):
+    """The tables of one warehouse. Not for several threads at once."""
+
+    warehouse: str
+    spark: SparkSession
+    """The session of its own, in which all that is committed has to be computed."""
+
+    def exists(self, table: Table) -> bool: ...
+
+    def path(self, table: Table) -> str: ...
+
+    def version(self, table: Table) -> int:
+        """The number of the newest commit, -1 when there is no table."""
+        ...
+
+    def progress(self, table: Table) -> Progress:
+        """As of the newest commit of ours; empty when there is none."""
+        ...
+
+    def read(self, table: Table) -> DataFrame: ...
+
+    def append(self, table: Table, rows: DataFrame, progress: Progress) -> None:
+        """Add rows; columns that the table does not have yet are added to it."""
+        ...
+
+    def merge(self, table: Table, rows: DataFrame, progress: Progress, *, only: str | None = None) -> None:
+        """Put rows in place of those with the same key, or beside them.
+
+        `only` is a condition on the table's rows that all of those to be replaced meet; it saves looking at the others.
+        """
+        ...
+
+    def replace(self, table: Table, rows: DataFrame, progress: Progress, *, where: str) -> None:
+        """Put rows in place of all that meet a condition; the new ones meet it too."""
+        ...
+
+    def optimize(self, tables: Sequence[Table]) -> None:
+        """Make few large files of many small ones."""
+        ...
+
+    def vacuum(self, tables: Sequence[Table], hours: float) -> None:
+        """Remove files that no commit of the last `hours` needs."""
+        ...
+
+    def drop(self, table: Table) -> None: ...
+
+
+def open_tables(spark: SparkSession, warehouse: str, kind: str) -> TableStore:
+    """The tables of a warehouse in one format. Raises InvalidArgument for a format there is not."""
+    if kind == "delta":
+        from omnirelay.lakehouse.formats_delta import DeltaTables
+
+        return DeltaTables(spark, warehouse)
+    if kind == "parquet":
+        from omnirelay.lakehouse.formats_parquet import ParquetTables
+
+        return ParquetTables(spark, warehouse)
+    if kind == "iceberg":
+        raise Unimplemented("tables in Iceberg are not written by this version; use delta or parquet", field="format")
+    raise InvalidArgument(f"format must be one of {', '.join(FORMATS)}, got {kind!r}", field="format")
+
+
+def own_session(spark: SparkSession) -> SparkSession:
+    """Another session with the settings of this one: what is set for a commit must not meet other work."""
+    session = spark.newSession()
+    for name, value in spark.conf.getAll.items():
+        if name.startswith(("spark.sql.", "spark.databricks.")) and session.conf.isModifiable(name):
+            session.conf.set(name, value)
+    return session
+
+
+class TableOvertaken(OmniRelayError):
+    """Somebody else committed first. Nothing is lost: what is there is whole, and the next run goes on from it."""
+
+    status = Status.ABORTED
+    default_code = "error.lakehouse.overtaken"
+
+
+def overtaken(table: Table) -> TableOvertaken:
+    return TableOvertaken(
+        f"another pipeline has changed {table.name} at the same time; this run wrote nothing there, run it again",
+        table=table.name,
+    )

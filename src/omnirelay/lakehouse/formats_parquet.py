@@ -1,0 +1,174 @@
+"""Tables as plain Parquet files in a directory, for those who have no Delta.
+
+    LAYER/NAME/_commits/00000000000000000007.json    the newest counts: its progress, and the folders that are the table
+    LAYER/NAME/part-7-5be1…/                         rows of one commit; columns of the partition stand in the path
+
+A commit is a file that only one can create. Bronze adds a folder with every commit. The others are small and are
+written anew whole. Folders that the newest commit does not list are what a crash left, or older states; `vacuum`
+removes them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from omnirelay.errors import DataLoss, InvalidArgument
+from omnirelay.lakehouse.formats import overtaken, own_session
+from omnirelay.lakehouse.progress import NOTHING, Progress, decode_progress, encode_progress
+from omnirelay.lakehouse.tables import Table
+from omnirelay.log.files import make_directories, sync_directory, write_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """One state of a table."""
+
+    progress: str
+    folders: tuple[str, ...]
+
+
+_decode = msgspec.json.Decoder(Commit).decode
+
+
+class ParquetTables:
+    def __init__(self, spark: SparkSession, warehouse: str) -> None:
+        path = warehouse.removeprefix("file://")
+        if "://" in path:
+            raise InvalidArgument(
+                f"the format parquet needs a directory as its warehouse, got {warehouse!r}; use delta there",
+                field="warehouse",
+            )
+        self.spark = own_session(spark)
+        # A shard may be called 007.
+        self.spark.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
+        self.warehouse = path.rstrip("/")
+
+    def path(self, table: Table) -> str:
+        return f"{self.warehouse}/{table.layer}/{table.name}"
+
+    def exists(self, table: Table) -> bool:
+        return self.version(table) >= 0
+
+    def version(self, table: Table) -> int:
+        folder = Path(self.path(table)) / "_commits"
+        return max((int(each.stem) for each in folder.glob("*.json") if each.stem.isdecimal()), default=-1)
+
+    def progress(self, table: Table) -> Progress:
+        newest = self._newest(table)
+        return NOTHING if newest is None else decode_progress(newest.progress) or NOTHING
+
+    def _newest(self, table: Table) -> Commit | None:
+        version = self.version(table)
+        if version < 0:
+            return None
+        path = self._commit_path(table, version)
+        try:
+            return _decode(path.read_bytes())
+        except msgspec.DecodeError as error:
+            raise DataLoss(
+                f"the commit {path} cannot be read: {error}; run `omnirelay lakehouse rebuild`",
+                code="error.lakehouse.progress",
+                table=table.name,
+            ) from None
+
+    def _commit_path(self, table: Table, version: int) -> Path:
+        return Path(self.path(table)) / "_commits" / f"{version:020d}.json"
+
+    def read(self, table: Table) -> DataFrame:
+        newest = self._newest(table)
+        if newest is None or not newest.folders:
+            return self.spark.createDataFrame([], table.ddl)
+        return self._rows(table, newest.folders)
+
+    def _rows(self, table: Table, folders: Sequence[str]) -> DataFrame:
+        whole: DataFrame | None = None
+        for folder in folders:
+            # Each by itself: Spark finds the columns of a partition below one common folder only.
+            reader = self.spark.read.option("basePath", f"{self.path(table)}/{folder}")
+            if table.columns:
+                reader = reader.schema(table.ddl)
+            rows = reader.parquet(f"{self.path(table)}/{folder}")
+            if "date" in table.partition:
+                rows = rows.withColumn("date", rows["date"].cast("date"))
+            whole = rows if whole is None else whole.unionByName(rows, allowMissingColumns=True)
+        assert whole is not None, "a commit lists at least one folder here"
+        return whole
+
+    # -- commits -------------------------------------------------------------------------------
+
+    def append(self, table: Table, rows: DataFrame, progress: Progress) -> None:
+        self._commit(table, rows, progress, keep=True)
+
+    def merge(self, table: Table, rows: DataFrame, progress: Progress, *, only: str | None = None) -> None:
+        if self.exists(table):
+            kept = self.read(table).join(rows.select(*table.keys), on=list(table.keys), how="left_anti")
+            rows = rows.unionByName(kept, allowMissingColumns=True)
+        self._commit(table, rows, progress, keep=False)
+
+    def replace(self, table: Table, rows: DataFrame, progress: Progress, *, where: str) -> None:
+        if self.exists(table):
+            kept = self.read(table).where(f"NOT coalesce(({where}), false)")
+            rows = rows.unionByName(kept, allowMissingColumns=True)
+        self._commit(table, rows, progress, keep=False)
+
+    def _commit(self, table: Table, rows: DataFrame, progress: Progress, *, keep: bool) -> None:
+        version = self.version(table)
+        newest = self._newest(table)
+        before = newest.folders if newest is not None and keep else ()
+        folder = f"part-{version + 1}-{secrets.token_hex(8)}"
+        writer = rows.write.mode("errorifexists").option("compression", "zstd")
+        if table.partition:
+            writer = writer.partitionBy(*table.partition)
+        writer.parquet(f"{self.path(table)}/{folder}")
+        commit = Commit(encode_progress(progress), (*before, folder))
+        if not _create(self._commit_path(table, version + 1), msgspec.json.encode(commit)):
+            raise overtaken(table)
+
+    # -- upkeep --------------------------------------------------------------------------------
+
+    def optimize(self, tables: Sequence[Table]) -> None:
+        for table in tables:
+            newest = self._newest(table)
+            if newest is not None and len(newest.folders) > 1:
+                rows = self.read(table)
+                if table.partition:
+                    rows = rows.repartition(*table.partition)
+                self._commit(table, rows, self.progress(table), keep=False)
+
+    def vacuum(self, tables: Sequence[Table], hours: float) -> None:
+        horizon = time.time() - hours * 3600
+        for table in tables:
+            newest = self._newest(table)
+            if newest is None:
+                continue
+            for found in Path(self.path(table)).glob("part-*"):
+                if found.name not in newest.folders and found.stat().st_mtime < horizon:
+                    shutil.rmtree(found)
+
+    def drop(self, table: Table) -> None:
+        shutil.rmtree(self.path(table), ignore_errors=True)
+
+
+def _create(path: Path, data: bytes) -> bool:
+    """Create a file at once and whole, durable; False when there is one of that name."""
+    make_directories(path.parent)
+    staging = path.with_name(f".staging-{secrets.token_hex(8)}")
+    write_file(staging, (data,))
+    try:
+        os.link(staging, path)
+    except FileExistsError:
+        return False
+    finally:
+        staging.unlink(missing_ok=True)
+    sync_directory(path.parent)
+    return True

@@ -1,0 +1,67 @@
+"""How far a table has come: per shard the last event in it, committed together with the rows.
+
+Every commit of ours carries this in its metadata. So there is no moment at which a table has rows and does not know of
+it, and a pipeline that was killed finds out from the tables alone where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+import msgspec
+
+from omnirelay.errors import DataLoss
+
+_FORMAT: Final = 1
+
+
+class End(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a shard ends in a table."""
+
+    sequence: int
+    chain: str = ""
+    """The chain behind that event, in hexadecimal; the next segment has to continue it."""
+    log_id: str = ""
+
+
+Progress: TypeAlias = Mapping[str, End]
+NOTHING: Final[Progress] = {}
+
+
+class _Stamp(msgspec.Struct, frozen=True):
+    omnirelay: int
+    shards: dict[str, End]
+
+
+_decode = msgspec.json.Decoder(_Stamp).decode
+
+
+def encode_progress(progress: Progress) -> str:
+    return msgspec.json.encode(_Stamp(_FORMAT, dict(sorted(progress.items())))).decode()
+
+
+def decode_progress(text: str | None) -> Progress | None:
+    """What a commit's metadata says; None when the commit is not one of ours, as that of an upkeep command."""
+    if text is None or '"omnirelay"' not in text:
+        return None
+    try:
+        stamp = _decode(text)
+    except msgspec.DecodeError as error:
+        raise DataLoss(f"the metadata of a commit cannot be read: {error}", code="error.lakehouse.progress") from None
+    if stamp.omnirelay > _FORMAT:
+        raise DataLoss(
+            f"the tables were written by a newer version (progress {stamp.omnirelay}, this one knows {_FORMAT});"
+            " upgrade omnirelay",
+            code="error.lakehouse.progress",
+        )
+    return stamp.shards
+
+
+def commit_number(progress: Progress) -> int:
+    """A number that rises with every commit: of two that do the same work at once, the table takes one."""
+    return sum(end.sequence for end in progress.values())
+
+
+def sequences(progress: Progress) -> dict[str, int]:
+    return {shard: end.sequence for shard, end in progress.items()}

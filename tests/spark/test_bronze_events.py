@@ -1,0 +1,148 @@
+"""Bronze: every event once, only new files are read, and what is damaged stops its shard and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from omnirelay.lakehouse import bronze
+from omnirelay.lakehouse.bronze_source import find_new
+from omnirelay.lakehouse.pipeline import Pipeline
+from omnirelay.lakehouse.tables import EVENTS, QUARANTINE
+from omnirelay.segments import parquet
+from omnirelay.segments.archive import Archive
+from omnirelay.segments.connecting import connect
+from omnirelay.segments.manifest import Before, segment_key
+from omnirelay.segments.reader import SegmentReader
+from omnirelay.segments.segment import entry_of
+from omnirelay.segments.upkeep import compact
+from tests.spark.workload import Recorded, recorded, write_segments
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def log() -> Recorded:
+    return recorded("jobs", seed=17, steps=60)
+
+
+@pytest.fixture
+def place(spark: SparkSession, tmp_path: Path) -> Pipeline:
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    return Pipeline(spark, str(tmp_path / "segments"), str(tmp_path / "warehouse"))
+
+
+def sequences(pipeline: Pipeline, shard: str = "jobs") -> list[int]:
+    rows = pipeline.tables.read(EVENTS).where(f"shard = '{shard}'").select("sequence").orderBy("sequence").collect()
+    return [row[0] for row in rows]
+
+
+def numbers(log: Recorded, frames: int | None = None) -> list[int]:
+    return [event.sequence_number for event in log.events][: sum(frame.count for frame in log.frames[:frames])]
+
+
+def segment_files(directory: Path, shard: str = "jobs") -> list[Path]:
+    return sorted((directory / "segments" / shard / "segments").glob("*.parquet"))
+
+
+def test_an_incremental_run_scans_only_new_files(place: Pipeline, log: Recorded, tmp_path: Path) -> None:
+    segments = tmp_path / "segments"
+    write_segments(segments, log, last=20, pieces=4)
+    assert place.ingest().segments == 4
+    after = place.tables.progress(EVENTS)
+    write_segments(segments, log, first=20, last=30, pieces=2)
+    plans = asyncio.run(find_new(str(segments), after, tmp_path))
+    rows = bronze.new_events(place.tables.spark, plans, after)
+    assert rows is not None
+    newest = {path.name for path in segment_files(tmp_path)[-2:]}
+    assert {name.rpartition("/")[2] for name in rows.inputFiles()} == newest
+    summary = place.ingest()
+    assert (summary.segments, summary.events) == (2, len(numbers(log, 30)) - len(numbers(log, 20)))
+    assert sequences(place) == numbers(log, 30)
+
+
+def test_merged_segments_bring_only_what_is_new(place: Pipeline, log: Recorded, tmp_path: Path) -> None:
+    segments = tmp_path / "segments"
+    write_segments(segments, log, last=20, pieces=4)
+    place.ingest()
+    write_segments(segments, log, first=20, pieces=2)
+
+    async def merge() -> None:
+        merged = await compact(Archive(await connect(str(segments)), log.shard), segment_bytes=1 << 20, at_least=2)
+        assert merged > 4
+
+    asyncio.run(merge())
+    assert place.ingest().events == len(log.events) - len(numbers(log, 20))
+    assert sequences(place) == numbers(log)
+    assert not place.ingest().changed
+
+
+def test_a_damaged_segment_stops_its_shard_and_nothing_else_until_it_is_mended(
+    place: Pipeline, log: Recorded, tmp_path: Path
+) -> None:
+    other = recorded("other", seed=5, steps=30)
+    write_segments(tmp_path / "segments", log, pieces=5)
+    write_segments(tmp_path / "segments", other, pieces=2)
+    third = segment_files(tmp_path)[2]
+    whole = third.read_bytes()
+    third.write_bytes(whole[:500] + bytes([whole[500] ^ 1]) + whole[501:])
+    summary = place.ingest()
+    [refused] = summary.refused
+    assert (refused.shard, refused.segment) == ("jobs", third.name)
+    assert "digest" in refused.reason
+    assert sequences(place) == list(range(1, refused.sequence))
+    assert sequences(place, "other") == numbers(other)
+    [row] = place.tables.read(QUARANTINE).collect()
+    assert (row.segment, row.reason) == (third.name, refused.reason)
+    # It is reported every time, and put down once.
+    version = place.tables.version(QUARANTINE)
+    again = place.ingest()
+    assert (len(again.refused), again.newly_refused, again.changed) == (1, 0, False)
+    assert place.tables.version(QUARANTINE) == version
+    third.unlink()
+    assert "although it is listed" in place.ingest().refused[0].reason
+    third.write_bytes(whole)
+    assert place.ingest().refused == []
+    assert sequences(place) == numbers(log)
+
+
+def test_another_history_is_refused(place: Pipeline, log: Recorded, tmp_path: Path) -> None:
+    write_segments(tmp_path / "segments", log, last=20)
+    place.ingest()
+    for file in (tmp_path / "segments" / "jobs").rglob("*.*"):
+        file.unlink()
+    write_segments(tmp_path / "segments", recorded("jobs", seed=18, steps=60))
+    [refused] = place.ingest().refused
+    assert "another log" in refused.reason
+    assert sequences(place) == numbers(log, 20)
+
+
+def test_columns_of_a_newer_version_are_added(place: Pipeline, log: Recorded, tmp_path: Path) -> None:
+    segments = tmp_path / "segments"
+    write_segments(segments, log, last=10)
+    place.ingest()
+    frames = log.frames[10:20]
+
+    async def newer() -> None:
+        store = await connect(str(segments))
+        manifest = await SegmentReader(store, "jobs").manifest()
+        columns = parquet.read_table(parquet.encode_parquet(frames, None))
+        data = parquet.encode_table(columns.append_column("mood", pa.array(["good"] * columns.num_rows)))
+        assert manifest.end is not None
+        entry = entry_of(frames, Before.of(manifest.end), "parquet", data)
+        await store.put_if_absent(segment_key("jobs", entry.name), data)
+        await Archive(store, "jobs").change(
+            lambda base: None if base is None or entry in base.recent else base.with_recent((*base.recent, entry))
+        )
+
+    asyncio.run(newer())
+    assert place.ingest().refused == []
+    moods = [row[0] for row in place.tables.read(EVENTS).orderBy("sequence").select("mood").collect()]
+    old = len(numbers(log, 10))
+    assert moods == [None] * old + ["good"] * (len(numbers(log, 20)) - old)
+    assert sequences(place) == numbers(log, 20)
