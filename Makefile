@@ -78,6 +78,10 @@ bench-http: setup ## measure a node over HTTP beside a bare application
 bench-gates: setup ## measure what the gates cost, with core plain and compiled
 	@$(PY) -m benchmarks.gates $(ARGS)
 
+.PHONY: bench-replication
+bench-replication: setup servers ## measure every sink beside the log, and what callers notice of it
+	@$(PY) -m benchmarks.replication $(ARGS)
+
 .PHONY: bench-peers
 bench-peers: setup $(BENCH) ## measure a node beside Redis, PostgreSQL and beanstalkd
 	@sh scripts/install-peers
