@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 
 from omnirelay.segments.schema import arrow_schema
 from tests.cli.conftest import Relay
-from tests.cli.processes import omnirelay, spawned
+from tests.cli.processes import environment, omnirelay, spawned
 from tests.segment_logs import S3Server
 
 NAMESPACE = "resourcelease"
@@ -286,3 +288,38 @@ def test_help_has_examples(lost: Lost, name: str) -> None:
     out = lost.relay.ok("log", name, "--help").out
     assert f"omnirelay log {name} " in out
     assert "Examples:" in out
+
+
+# -- libraries that are missing ------------------------------------------------------------------
+
+WITHOUT = """
+import json, sys
+sys.modules["obstore"] = None
+sys.modules["pyarrow"] = None
+from typer.testing import CliRunner
+from omnirelay.cli.main import app
+for arguments in json.loads(sys.argv[1]):
+    result = CliRunner().invoke(app, ["log", *arguments])
+    print(json.dumps([result.exit_code, result.stderr]))
+"""
+
+
+def test_what_needs_no_library_works_without_and_the_rest_says_what_to_install(lost: Lost, tmp_path: Path) -> None:
+    working = [
+        ["backup", tmp_path / "backup", "--data", lost.data],
+        ["verify", tmp_path / "backup"],
+        ["restore", "--from", tmp_path / "backup", "--data", tmp_path / "new"],
+        ["export", "--data", lost.data, "--to-file", tmp_path / "x.jsonl"],
+    ]
+    refused = [
+        ["verify", lost.lake],
+        ["restore", "--from", lost.lake, "--data", tmp_path / "other"],
+        ["export", "--data", lost.data, "--to-file", tmp_path / "x.parquet"],
+        ["backup", "s3://lake/x", "--data", lost.data],
+    ]
+    script = [sys.executable, "-c", WITHOUT, json.dumps([*working, *refused], default=str)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False, env=environment())
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [code for code, _ in said] == [0] * 4 + [5] * 4, (said, done.stderr)
+    assert all("pip install 'omnirelay[segments]'" in err for _, err in said[4:])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", "new", "x.jsonl"]

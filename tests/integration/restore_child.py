@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from omnirelay.replication import restoring
-from omnirelay.replication.origins import SegmentOrigin
+from omnirelay.replication.segment_origin import SegmentOrigin
 from omnirelay.segments.local import LocalObjectStore
 
 

@@ -20,8 +20,9 @@ from omnirelay.engine.shard import Shard
 from omnirelay.errors import FailedPrecondition, LogDamaged, LogLocked, LogUnavailable, NotFound
 from omnirelay.log import SqliteLog
 from omnirelay.log.files import WriterLock
-from omnirelay.replication.origins import BackupOrigin, Origin, SegmentOrigin
+from omnirelay.replication.origins import BackupOrigin, Origin
 from omnirelay.replication.restoring import Restored, restore
+from omnirelay.replication.segment_origin import SegmentOrigin
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.errors import SegmentsDamaged, SegmentStoreUnusable

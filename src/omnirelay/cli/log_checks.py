@@ -84,7 +84,10 @@ async def _verified_at(source: str, namespace: str | None, options: dict[str, An
 
 
 async def _verified_segments(place: Place, shard: str) -> dict[str, Any]:
-    from omnirelay.segments.verification import verify as verify_segments
+    from omnirelay.segments.libraries import library_for
+
+    with library_for("segments"):
+        from omnirelay.segments.verification import verify as verify_segments
 
     with progress(f"verify {shard}") as move:
         report = await verify_segments(place.store, shard, move)

@@ -113,12 +113,15 @@ def _told(move: Move) -> Callable[[str, int, int], None]:
 async def _origin(
     place: Place, base: str | None, shard: str, options: dict[str, Any], move: Move
 ) -> AsyncIterator[Origin]:
-    from omnirelay.replication.origins import BackupOrigin, SegmentOrigin
+    from omnirelay.replication.origins import BackupOrigin
 
     if place.kinds[shard] != "segments":
         async with place.files_of(shard, move) as directory:
             yield await asyncio.to_thread(BackupOrigin, directory, shard)
-    elif base is None:
+        return
+    from omnirelay.replication.segment_origin import SegmentOrigin
+
+    if base is None:
         yield await SegmentOrigin.open(place.store, shard)
     else:
         below = await look_at(base, {} if "://" not in base else options, shard)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from omnirelay.errors import AlreadyExists, FailedPrecondition
+from omnirelay.errors import AlreadyExists
 from omnirelay.log.base import Frame
 from omnirelay.log.files import sync_directory
 from omnirelay.log.frame import decode_header
+from omnirelay.segments.libraries import library_for
 from omnirelay.wire.events import readable
 
 if TYPE_CHECKING:
@@ -51,14 +52,8 @@ def exporter(kind: ExportFormat, file: BinaryIO, first: int | None, last: int | 
     """Raises FailedPrecondition when the library for this format is not installed."""
     if kind == "jsonl":
         return _Lines(file, first, last)
-    try:
+    with library_for("columns"):
         return _Columns(kind, file, first, last)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("omnirelay"):
-            raise
-        raise FailedPrecondition(
-            f"{kind} needs a library that is not installed ({error.name}): pip install 'omnirelay[segments]'"
-        ) from None
 
 
 class _Lines:
