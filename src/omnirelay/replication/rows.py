@@ -32,8 +32,14 @@ def rows_of(events: Sequence[ReplicatedEvent]) -> list[Row]:
 
 def peers_of(events: Sequence[ReplicatedEvent]) -> list[str | None]:
     """Who did it, as far as the events say."""
-    found = _read_peers(b"[%b]" % b",".join([event.data for event in events]))
-    return [each.peer_id if isinstance(each.peer_id, str) else None for each in found]
+    # Most name nobody, and looking for the name costs a tenth of reading.
+    named = [at for at, event in enumerate(events) if b'"peerId"' in event.data]
+    found = _read_peers(b"[%b]" % b",".join([events[at].data for at in named]))
+    peers: list[str | None] = [None] * len(events)
+    for at, each in zip(named, found, strict=True):
+        if isinstance(each.peer_id, str):
+            peers[at] = each.peer_id
+    return peers
 
 
 def number_of(event: ReplicatedEvent) -> int:
