@@ -72,11 +72,13 @@ def test_packaged_java_starts_through_the_launcher_with_what_spark_asks_for(
     monkeypatch.setenv("OMNIRELAY_CACHE", str(tmp_path / "a cache"))
     program = launcher_home(java) / "bin" / "java"
     assert stat.S_IMODE(program.stat().st_mode) == 0o755
-    arguments = ["--add-modules=jdk.incubator.vector", "-Dspark=a b", "-version"]
+    opened = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+    arguments = ["--add-modules=jdk.incubator.vector", opened, "-Dspark=a b", "-version"]
     directly = subprocess.run([java.home / "bin" / "java", *arguments], capture_output=True, text=True, check=False)
     assert "jdk.incubator.vector" in directly.stdout + directly.stderr
     launched = subprocess.run([program, *arguments], capture_output=True, text=True, check=True)
     assert java.version in launched.stderr
+    assert "WARNING" not in launched.stderr
     assert version_of(launcher_home(java)) == java.version
 
 

