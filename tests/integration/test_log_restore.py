@@ -21,7 +21,8 @@ from omnirelay.errors import FailedPrecondition, LogDamaged, LogLocked, LogUnava
 from omnirelay.log import SqliteLog
 from omnirelay.log.files import WriterLock
 from omnirelay.replication.origins import BackupOrigin, Origin
-from omnirelay.replication.restoring import Restored, restore
+from omnirelay.replication.proving import Restored
+from omnirelay.replication.restoring import restore
 from omnirelay.replication.segment_origin import SegmentOrigin
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import LogDamaged
 from omnirelay.log import MemoryLog
-from omnirelay.replication.restoring import Restored, restore
+from omnirelay.replication.proving import Restored
+from omnirelay.replication.restoring import restore
 from omnirelay.replication.segment_origin import SegmentOrigin
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.segment import FORMATS, SegmentFormat

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import shutil
@@ -18,9 +17,10 @@ from omnirelay.cli.log_checks import Data, NotByUrl, need_files
 from omnirelay.cli.log_places import StoreOptions, is_path, read_options
 from omnirelay.cli.logs import LogNamespace
 from omnirelay.cli.printing import note, progress
+from omnirelay.cli.running import run_async
 
 if TYPE_CHECKING:
-    from omnirelay.replication.restoring import Restored
+    from omnirelay.replication.proving import Restored
 
 
 def add_to(group: typer.Typer) -> None:
@@ -57,7 +57,7 @@ def backup(
             raise usage("--option is for object stores: a directory has none")
         _to_directory(data, names, _path_of(destination))
     else:
-        asyncio.run(_connected(destination, options))
+        run_async(_connected(destination, options))
         for name in names:
             _to_store(data, name, destination, options)
 
@@ -97,13 +97,13 @@ def _copied(data: Path, name: str, directory: Path) -> Restored:
 
     async def proved() -> Restored:
         from omnirelay.log.sqlite.restoring import read_history
-        from omnirelay.replication.restoring import prove
+        from omnirelay.replication.proving import prove
 
         with progress(f"prove {name}") as move:
             return await prove(directory, read_history(directory, name), move)
 
     with_log(data, name, lambda log: log.backup(directory / name))
-    return asyncio.run(proved())
+    return run_async(proved())
 
 
 async def _connected(address: str, options: dict[str, object]) -> None:
@@ -137,4 +137,4 @@ def _to_store(data: Path, name: str, address: str, options: dict[str, object]) -
 
     with tempfile.TemporaryDirectory(prefix="omnirelay-backup-") as temporary:
         directory = Path(temporary)
-        asyncio.run(put(directory, _copied(data, name, directory)))
+        run_async(put(directory, _copied(data, name, directory)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from omnirelay.cli.log_places import Place, StoreOptions, look_at, read_options
 from omnirelay.cli.logs import LogNamespace
 from omnirelay.cli.options import Format, Output, instant_option
 from omnirelay.cli.printing import fields, print_answer, progress, spaced, stacked
+from omnirelay.cli.running import in_thread, run_async
 from omnirelay.errors import DataLoss
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def verify(
     if source is None:
         reports = [_verified(data, name) for name in chosen(data, namespace)]
     else:
-        reports = asyncio.run(_verified_at(source, namespace, read_options(option)))
+        reports = run_async(_verified_at(source, namespace, read_options(option)))
     answer = reports[0] if len(reports) == 1 else {"logs": reports}
     print_answer(output, answer, reports, lambda: stacked(*spaced([fields(report.items()) for report in reports])))
     if any(report["result"] != "whole" for report in reports):
@@ -111,7 +111,7 @@ async def _verified_backup(place: Place, shard: str) -> dict[str, Any]:
 
     with progress(f"fetch {shard}", in_bytes=True) as fetched:
         async with place.files_of(shard, fetched) as directory:
-            log = await asyncio.to_thread(SqliteLog.open, directory, shard, read_only=True)
+            log = await in_thread(SqliteLog.open, directory, shard, read_only=True)
             try:
                 return _report(shard, await log.verify())
             finally:

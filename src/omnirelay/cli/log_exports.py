@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from omnirelay.cli.log_places import StoreOptions, is_path, read_options
 from omnirelay.cli.logs import Data, LogNamespace, read_node
 from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, Url
 from omnirelay.cli.printing import note, progress
+from omnirelay.cli.running import run_async
 
 if TYPE_CHECKING:
     from omnirelay.log.base import Frame
@@ -212,11 +212,11 @@ def _new_object(address: str, key: str, options: dict[str, Any]) -> Iterator[Bin
         if not await store.put_if_absent(key, content):
             raise usage(f"{store.address}/{key} exists already and is not overwritten")
 
-    asyncio.run(connected())  # Before anything is read.
+    run_async(connected())  # Before anything is read.
     with tempfile.TemporaryFile() as file:
         yield file
         size = file.seek(0, 2)
         if size > _OBJECT_BYTES_MAX:
             raise Stop(FAILED, f"{size} bytes are too many for one object; export less at once with --from and --to")
         file.seek(0)
-        asyncio.run(put(file.read()))
+        run_async(put(file.read()))

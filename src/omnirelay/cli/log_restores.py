@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,10 +15,11 @@ from omnirelay.cli.log_places import Place, StoreOptions, look_at, read_options
 from omnirelay.cli.logs import LogNamespace
 from omnirelay.cli.options import Format, Output
 from omnirelay.cli.printing import fields, note, print_answer, progress, spaced, stacked
+from omnirelay.cli.running import in_thread, run_async
 
 if TYPE_CHECKING:
     from omnirelay.replication.origins import Origin
-    from omnirelay.replication.restoring import Restored
+    from omnirelay.replication.proving import Restored
 
 Move = Callable[[int, int | None], None]
 
@@ -60,7 +60,7 @@ def restore(
     restored. A restored log may lack the end that was lost: the node starts a new generation, whose fences lie above
     all that came before.
     """
-    restored = asyncio.run(_restored(source, base, data, namespace, above, read_options(option)))
+    restored = run_async(_restored(source, base, data, namespace, above, read_options(option)))
     answers = [_answer(each) for each in restored]
     answer = answers[0] if len(answers) == 1 else {"logs": answers}
     print_answer(output, answer, answers, lambda: stacked(*spaced([fields(each.items()) for each in answers])))
@@ -117,7 +117,7 @@ async def _origin(
 
     if place.kinds[shard] != "segments":
         async with place.files_of(shard, move) as directory:
-            yield await asyncio.to_thread(BackupOrigin, directory, shard)
+            yield await in_thread(BackupOrigin, directory, shard)
         return
     from omnirelay.replication.segment_origin import SegmentOrigin
 
@@ -128,5 +128,5 @@ async def _origin(
         if below.kinds[shard] == "segments":
             raise nothing(f"there is no backup of {shard!r} in {base}, only segments; --base wants a backup")
         async with below.files_of(shard, move) as directory:
-            backup = await asyncio.to_thread(BackupOrigin, directory, shard)
+            backup = await in_thread(BackupOrigin, directory, shard)
             yield await SegmentOrigin.open(place.store, shard, backup)

@@ -23,17 +23,12 @@ from typing import Final
 import apsw
 import msgspec
 
-from omnirelay.core.evolve import evolve
-from omnirelay.core.snapshot import digest, load
-from omnirelay.core.state import State
-from omnirelay.errors import FailedPrecondition, LogDamaged, LogUnavailable, OmniRelayError
+from omnirelay.errors import FailedPrecondition, LogUnavailable
 from omnirelay.log.base import Frame
 from omnirelay.log.files import WriterLock, make_directories, sync_directory
-from omnirelay.log.frame import decode_frame
-from omnirelay.log.snapshots import read_snapshot
-from omnirelay.log.sqlite import SqliteLog
-from omnirelay.log.sqlite.restoring import History, build_log, raise_highest_known
+from omnirelay.log.sqlite.restoring import build_log, raise_highest_known
 from omnirelay.replication.origins import Origin
+from omnirelay.replication.proving import Restored, prove
 from omnirelay.replication.replication import CHECKPOINT_FILE
 from omnirelay.segments.errors import SegmentStoreUnusable
 from omnirelay.segments.restores import reserve_generation
@@ -44,26 +39,6 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and (events done, events in all)."""
-
-
-class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """A log that was proved after it was written."""
-
-    shard: str
-    log_id: str
-    horizon: int
-    """The log begins behind this event."""
-    last: int
-    chain: str
-    events: int
-    generation: int
-    """Of the last event. The next leader starts another one."""
-    fences_above: int
-    """The next generation begins above this number."""
-    snapshots: int
-    """How many there were to compare the replayed state with."""
-    digest: str
-    """Of the state after the last event."""
 
 
 def check_empty(data: Path, namespace: str) -> None:
@@ -181,9 +156,6 @@ async def _reserve(marks: ObjectStore | None, shard: str, highest: int, known: b
         ) from error
 
 
-# -- building ------------------------------------------------------------------------------------
-
-
 async def _build(building: Path, origin: Origin, move: Callable[[int, int], None]) -> None:
     """Frames are fetched on the event loop and stored in a thread."""
     loop = asyncio.get_running_loop()
@@ -225,77 +197,3 @@ async def _batches(frames: AsyncIterator[Frame]) -> AsyncIterator[list[Frame]]:
             batch, events, size = [], 0, 0
     if batch:
         yield batch
-
-
-# -- proving -------------------------------------------------------------------------------------
-
-
-async def prove(data: Path, history: History, move: Callable[[int, int], None]) -> Restored:
-    """Read back what was written to `data/SHARD`: the whole chain, every event applied, every snapshot's digest.
-
-    `move` is called with (events done, events in all). Raises LogDamaged and its kind.
-    """
-    log = await asyncio.to_thread(SqliteLog.open, data, history.shard, read_only=True)
-    try:
-        report = await log.verify()
-        state = await _replayed(log, history, report.events, move)
-    finally:
-        await log.close()
-    return Restored(
-        shard=history.shard,
-        log_id=history.log_id,
-        horizon=report.anchor.sequence,
-        last=report.position.sequence,
-        chain=report.position.chain.hex(),
-        events=report.events,
-        generation=report.generation,
-        fences_above=0,
-        snapshots=len(history.snapshots),
-        digest=digest(state),
-    )
-
-
-async def _replayed(log: SqliteLog, history: History, events: int, move: Callable[[int, int], None]) -> State:
-    """The state after the last event. Every snapshot on the way has to be the state that the events lead to."""
-    snapshots = sorted(history.snapshots, key=lambda record: record.sequence)
-    state = State()
-    if history.anchor.sequence > 0:
-        if not snapshots:
-            raise LogDamaged(
-                f"the log of {log.shard!r} begins behind event {history.anchor.sequence} and has no snapshot: nothing"
-                " says what the state was; take another backup",
-                shard=log.shard,
-                sequence=1,
-            )
-        state = load(*read_snapshot(log.directory, snapshots[0].path))
-    digests = {record.sequence: record.digest for record in snapshots}
-    _compare(state, digests, log.shard)
-    done = 0
-    if state.sequence < history.end.sequence:
-        async for frame in log.read(state.sequence + 1):
-            for event in decode_frame(frame, shard=log.shard, log_id=log.log_id):
-                try:
-                    evolve(state, event)
-                except OmniRelayError:
-                    raise
-                except Exception as error:
-                    raise LogDamaged(
-                        f"event {event.sequence_number} of {log.shard!r} does not follow from those before it:"
-                        f" {error!r}",
-                        shard=log.shard,
-                        sequence=event.sequence_number,
-                    ) from error
-            _compare(state, digests, log.shard)
-            done += frame.count
-            move(done, events)
-    return state
-
-
-def _compare(state: State, digests: dict[int, str], shard: str) -> None:
-    expected = digests.get(state.sequence)
-    if expected is not None and digest(state) != expected:
-        raise LogDamaged(
-            f"the snapshot at event {state.sequence} of {shard!r} is another state than the events lead to",
-            shard=shard,
-            sequence=state.sequence,
-        )
