@@ -20,7 +20,8 @@ class Receiver(Server):
     """What webhooks and OpenTelemetry are sent to."""
 
     def command(self) -> Sequence[str | Path]:
-        return [sys.executable, ROOT / "benchmarks" / "replication_receiver.py", str(self.port)]
+        # Without its directory in the path of modules: there is another `http` there.
+        return [sys.executable, "-P", ROOT / "benchmarks" / "replication_receiver.py", str(self.port)]
 
     @property
     def url(self) -> str:
