@@ -99,14 +99,14 @@ def _check_reach(manifest: Manifest, start: History, address: str, base: Origin 
         raise FailedPrecondition(
             f"the segments of {shard!r} in {address} begin behind event {begin}: what was before is gone (retention, or"
             " the sink began late), and nothing there says what the state was; give a backup that reaches at least to"
-            f" event {begin} as the base",
+            f" event {begin} as the base (--base)",
             shard=shard,
             sequence=1,
             found=begin,
         )
     raise FailedPrecondition(
         f"the segments of {shard!r} in {address} begin behind event {begin}, the backup ends with event"
-        f" {start.end.sequence}: the events between them are nowhere; give a newer backup as the base",
+        f" {start.end.sequence}: the events between them are nowhere; give a newer backup as the base (--base)",
         shard=shard,
         sequence=start.end.sequence + 1,
         found=begin,

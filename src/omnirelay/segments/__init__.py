@@ -11,6 +11,12 @@
                                               events as Arrow, in the schema of `schema.arrow_schema()`
     parquet.encode_parquet(frames, region) / lines.encode_lines(frames, region)
                                               the bytes of one segment, for files that stand by themselves
+    exporting.exporter(kind, file, first, last)
+                                              a stretch of a log as one file: Parquet, Arrow or lines
+    backups.put_backup / fetch_backup         the files of a copied log in a store, every part proved
+    finding.logs_at(store)                    which shards have segments, a backup or a log there
+    restores.reserve_generation(store, shard, highest, now)
+                                              keeps the fences of repeated restores apart
 
 Nothing here is imported by `omnirelay` itself; pyarrow and obstore come with the extra `segments`.
 """
