@@ -78,7 +78,7 @@ async def find_new(
     shards = await shards_in(store)
     if not shards:
         raise SegmentStoreUnusable(
-            f"there are no segments in {store.address}; a sink of kind `segments` writes them", field="source"
+            f"there are no segments in {store.address}; a sink of kind `objects` writes them", field="source"
         )
     checked = 0
 
