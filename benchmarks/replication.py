@@ -186,7 +186,7 @@ class Bench:
 
 async def measure(arguments: argparse.Namespace) -> None:
     root = Path(tempfile.mkdtemp(prefix="omnirelay-bench-", dir=arguments.directory))
-    scale = Scale(100_000, 2, 3.0) if arguments.quick else Scale(1_000_000, 4, 8.0)
+    scale = Scale(100_000, 2, 3.0) if arguments.quick else Scale(1_000_000, 4, 5.0)
     names = arguments.only.split(",") if arguments.only else []
     targets = [target for target in TARGETS if not names or any(target.name.startswith(name) for name in names)]
     try:

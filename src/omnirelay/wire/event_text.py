@@ -68,10 +68,14 @@ def _spliced(text: bytes, outline: Any, ending: bytes) -> bytes | None:
         value = getattr(outline, name)
         if value is not None:
             replacement = _member(name, value)
-            # When somebody else uses the name, too, only one of them is ours.
-            if replacement is None or text.count(replacement[0]) != 1:
+            if replacement is None:
                 return None
-            text = text.replace(*replacement)
+            stands, reads = replacement
+            at = text.rfind(stands)  # From the end, where it is found soonest.
+            # When somebody else uses the name, too, only one of them is ours.
+            if at < 0 or text.rfind(stands, 0, at) >= 0:
+                return None
+            text = b"%b%b%b" % (text[:at], reads, text[at + len(stands) :])
     if outline.principal is not _ABSENT:
         return b'%b%b,"rpc.principal":%b}}' % (text, ending[:-2], outline.principal)
     return text + ending
