@@ -126,6 +126,10 @@ replication-test: setup servers kafka ## kill nodes and what their sinks write t
 		tests/integration/test_replication*.py tests/integration/test_sink*.py \
 		tests/integration/test_golden_next_version.py $(ARGS)
 
+.PHONY: spark-test
+spark-test: setup ## test with Spark, also on the packaged Java and through Spark Connect (long form)
+	@OMNIRELAY_LONG=1 $(PY) -m pytest tests/spark $(ARGS)
+
 .PHONY: disk-test
 disk-test: setup ## cut the power at every write and fail every write and flush (long form)
 	@OMNIRELAY_LONG=1 $(PY) -m pytest -n 2 --dist worksteal tests/powerloss $(ARGS)

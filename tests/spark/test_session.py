@@ -125,7 +125,7 @@ spark.stop()
 """
 
 
-@pytest.mark.skipif(not LONG, reason="starts two Sparks more; the long form does")
+@pytest.mark.skipif(not LONG, reason="the long form only: make spark-test")
 @pytest.mark.parametrize("packaged", [False, True])
 def test_session_says_nothing_also_on_the_packaged_java(tmp_path: Path, packaged: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
