@@ -15,4 +15,4 @@ class SparkUnusable(FailedPrecondition):
 
 def needs_extra(error: ImportError) -> SparkUnusable:
     """The error for a library that is not installed."""
-    return SparkUnusable(f"the lakehouse needs a library that is not installed ({error.name}): {EXTRA}")
+    return SparkUnusable(f"the lakehouse needs a library that is not installed ({error.name or error}): {EXTRA}")

@@ -79,7 +79,10 @@ def open_session(
     for name, value in settings.items():
         builder = builder.config(name, value)
     with _environment_of_java(master):
-        spark = builder.getOrCreate()
+        try:
+            spark = builder.getOrCreate()
+        except ImportError as error:
+            raise needs_extra(error) from None
     from omnirelay.lakehouse.source import register
 
     register(spark)
