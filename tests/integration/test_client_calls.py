@@ -69,6 +69,16 @@ async def test_every_verb_has_a_method(mode: Any) -> None:
         assert len(events) > 10
 
 
+async def test_what_unicode_calls_the_end_of_a_line_does_not_end_an_event() -> None:
+    reason = "no\u2028room\u0085left\x0b"
+    async with running_node() as node, Client(node.url) as client:
+        await client.enqueue("table", "orders")
+        [lease] = await client.lease()
+        await client.fail(lease, reason=reason)
+        events = [event async for event in client.watch(1, types=["Failed"], until_caught_up=True)]
+        assert [event["error"]["message"] for event in events] == [reason]
+
+
 @both_ways
 async def test_refusals_are_the_errors_they_were(mode: Any) -> None:
     async with running_node() as node, Client(node.url, mode=mode) as client:

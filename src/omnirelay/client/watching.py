@@ -38,12 +38,12 @@ async def watch_events(
                         raise _refusal(response.status_code, await response.aread())
                     failures = 0
                     kind = ""
-                    async for line in response.aiter_lines():
-                        if line.startswith("id: "):
-                            last = line[4:]
-                        elif line.startswith("event: "):
-                            kind = line[7:]
-                        elif line.startswith("data: "):
+                    async for line in _lines(response):
+                        if line.startswith(b"id: "):
+                            last = line[4:].decode()
+                        elif line.startswith(b"event: "):
+                            kind = line[7:].decode()
+                        elif line.startswith(b"data: "):
                             if kind == "error":
                                 raise error_of(msgspec.json.decode(line[6:], type=ErrorBody))
                             yield msgspec.json.decode(line[6:])
@@ -53,6 +53,17 @@ async def watch_events(
                 # A node that stops or starts says so in an answer; it will be there again.
                 failures += 1
             await asyncio.sleep(pause_ms(min(failures, 6), None) / 1000)
+
+
+async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Lines as server-sent events have them. As text they would end at every character that Unicode calls a line's end,
+    which JSON may hold as it is.
+    """
+    rest = b""
+    async for data in response.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r")
 
 
 def _refusal(status: int, body: bytes) -> OmniRelayError:
