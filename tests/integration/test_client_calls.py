@@ -70,7 +70,7 @@ async def test_every_verb_has_a_method(mode: Any) -> None:
 
 
 async def test_what_unicode_calls_the_end_of_a_line_does_not_end_an_event() -> None:
-    reason = "no\u2028room\u0085left\x0b"
+    reason = "no\u2028room\u2029left"
     async with running_node() as node, Client(node.url) as client:
         await client.enqueue("table", "orders")
         [lease] = await client.lease()
