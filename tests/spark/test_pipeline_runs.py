@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 EVERY = (EVENTS, *SILVER, *GOLD)
 Rows = list[tuple[Any, ...]]
 
+# Dozens of Delta commits in one test: seconds on a quiet machine, minutes on one that does much else.
+pytestmark = pytest.mark.timeout(900)
+
 
 class Killed(Exception):
     """The process is no more."""
