@@ -131,6 +131,11 @@ class Follower:
         """Deliveries that failed, and events that were parked."""
         return self._health.failures + self._delivery.parkings
 
+    @property
+    def parked(self) -> int:
+        """Events that are kept beside because the target never takes them."""
+        return self._delivery.parked
+
     # -- operators -----------------------------------------------------------------------------
 
     async def pause(self) -> None:
@@ -204,7 +209,7 @@ class Follower:
             lag_bytes=self._distance.bytes if lag_events else 0,
             events=self.events.total(),
             failures=self.failures,
-            parked=self._delivery.parked,
+            parked=self.parked,
             required=self.settings.required,
             requirement_dropped=requirement is not None and requirement.dropped,
             closes_intake=None if requirement is None else requirement.closes_intake,
