@@ -95,7 +95,7 @@ class FrameEvents:
         stored = [bytes(raw) for raw in header.events[self._at : end]]
         shard, region, pending, active, frame = header.shard, self._region, header.pending, header.active, self._frame
         events = []
-        # All in one call: what it costs to call is more than what it costs to read.
+        # All in one call instead of one for each.
         for data, tag in zip(stored, _read_tags(b"[%b]" % b",".join(stored)), strict=True):
             sequence = tag.sequence_number
             if sequence > after:

@@ -19,7 +19,7 @@ from omnirelay.replication.threads import OneThread
 _ROW: Final = "(?, ?, ?, ?, ?)"
 _ROWS_TOGETHER: Final = (500, 50, 1)
 """Rows of one statement. With every step of a statement the interpreter lock changes hands, and getting it back from a
-busy event loop takes longer than inserting a row."""
+busy event loop may take long."""
 
 
 class SqliteSink:
