@@ -1,8 +1,8 @@
 """Every metric a node exports: its name, kind, unit and meaning. Dashboards and alerts rely on the names.
 
 Prometheus has no dots in names: `omnirelay.resourcelease.pending` is scraped as `omnirelay_resourcelease_pending`,
-counters with `_total` behind it. Labels are few and bounded: never an item, a peer or a resource id. The label `shard` is
-what events have as `shard.id` in their metadata; it has one name in all metrics, so that they can be joined.
+counters with `_total` behind it. Labels are few and bounded: never an item, a peer or a resource id. The label `shard`
+is what events have as `shard.id` in their metadata; it has one name in all metrics, so that they can be joined.
 """
 
 from __future__ import annotations
