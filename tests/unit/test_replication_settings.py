@@ -179,3 +179,25 @@ def test_the_environment_reaches_a_sink(config: Config) -> None:
 def test_what_is_wrong_is_named(config: Config, text: str, problem: str) -> None:
     [found] = config.problems(text)
     assert found.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[sinks.a]\nkind='file'\npath='x'\n[sinks.b]\nkind='file'\npath='y/../x/'",
+        "[sinks.a]\nkind='file'\npath='x'\n[sinks.b]\nkind='governance'\npath='x'",
+        "[sinks.a]\nkind='file'\n\n[sinks.b]\nkind='file'\npath='sinks/a'",
+        "[sinks.a]\nkind='file'\nshards=['resourcelease']\n[sinks.b]\nkind='file'\npath='sinks/a'",
+    ],
+)
+def test_two_sinks_do_not_write_the_same_files(config: Config, text: str) -> None:
+    [found] = config.problems(text)
+    assert found == "6: sinks.b.path is where sinks.a writes its files; each needs a directory of its own"
+
+
+@pytest.mark.parametrize(
+    "more", ["shards=['v']\nkind='file'", "shards=['u']\nkind='sqlite'", "kind='file'\nenabled=false"]
+)
+def test_sinks_that_cannot_meet_may_share_a_directory(config: Config, more: str) -> None:
+    text = f"[sinks.a]\nkind='file'\npath='x'\nshards=['u']\n[sinks.b]\npath='x'\n{more}\n[shards.u]\n[shards.v]"
+    assert len(config.load(text).settings.sinks) == 2

@@ -5,6 +5,7 @@ Every problem of every source is found before any is reported, so that one run i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from omnirelay.node.shard_keys import (
     refused_field,
     related_fields,
 )
-from omnirelay.node.sink_keys import SINK_KEYS, fields_of_sink, sink_problems, values_of_sink
+from omnirelay.node.sink_keys import SINK_KEYS, fields_of_sink, lines_directory, sink_problems, values_of_sink
 from omnirelay.node.sources import NAMED, Entry, Source, place_of, read_environment, read_file, read_flags
 from omnirelay.node.toml_text import toml_key
 from omnirelay.replication.settings import SinkSettings
@@ -84,8 +85,12 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
     sinks = _sinks(sources, [shard.namespace for shard in shards], reading)
     if reading.problems:
         raise InvalidConfiguration(reading.problems)
+    node = NodeSection(**_node_fields(reading))
+    shared = _shared_files(sinks, node.data, reading)
+    if shared:
+        raise InvalidConfiguration(shared)
     settings = NodeSettings(
-        node=NodeSection(**_node_fields(reading)),
+        node=node,
         log=LogSection(**_fields("log", reading)),
         telemetry=TelemetrySection(**_fields("telemetry", reading)),
         shards=tuple(shards),
@@ -182,6 +187,28 @@ def _sinks(sources: Sequence[Source], namespaces: Sequence[str], reading: _Readi
             reading.problems.append(f"{place}: {toml_key(path)} {what}")
         sinks.append(SinkSettings(name=name, **fields_of_sink(given)))
     return sinks
+
+
+def _shared_files(sinks: Iterable[SinkSettings], data: Path, reading: _Reading) -> list[str]:
+    """Sinks that would append to the same files. Each takes them for its own, and cuts off what it did not write."""
+    writers: dict[str, list[SinkSettings]] = {}
+    problems = []
+    for sink in sinks:
+        directory = lines_directory(sink)
+        if directory is None:
+            continue
+        others = writers.setdefault(os.path.realpath(data / directory), [])
+        for other in others:
+            if not sink.shards or not other.shards or set(sink.shards) & set(other.shards):
+                named = next(each for each in (sink, other) if each.path is not None)
+                path = (SINKS, named.name, "path")
+                first = toml_key((SINKS, (other if named is sink else sink).name))
+                problems.append(
+                    f"{place_of(reading.given[path].origin)}: {toml_key(path)} is where {first} writes its files;"
+                    " each needs a directory of its own"
+                )
+        others.append(sink)
+    return problems
 
 
 def _shards(sources: Sequence[Source], reading: _Reading) -> list[ShardSettings]:

@@ -286,6 +286,12 @@ def fields_of_sink(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": "", **own, "follow": FollowSettings(**{**otherwise, **follow})}
 
 
+def lines_directory(sink: SinkSettings) -> str | None:
+    """Where a sink that runs appends lines to files; None for one that does not."""
+    writes = sink.kind == "file" or (sink.kind == "governance" and sink.url is None)
+    return (sink.path or f"sinks/{sink.name}") if writes and sink.enabled else None
+
+
 def values_of_sink(sink: SinkSettings) -> dict[str, Any]:
     """The value of every key, by its field. Keys that do not go with the kind are as if they were not there."""
     values = {**msgspec.structs.asdict(sink), **msgspec.structs.asdict(sink.follow)}
