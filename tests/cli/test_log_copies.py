@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -198,6 +199,22 @@ def test_what_is_not_empty_stays_as_it_is(lost: Lost, tmp_path: Path) -> None:
     assert said.code == 5
     assert "is not empty" in said.err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_number_that_leaves_no_room_for_fences_is_refused(lost: Lost, tmp_path: Path) -> None:
+    copy, new = tmp_path / "lake", tmp_path / "new"
+    shutil.copytree(lost.lake, copy)
+    before = sorted(copy.rglob("*"))
+    said = lost.relay.run("log", "restore", "--from", copy, "--data", new, "--above", (1 << 63) - 1)
+    assert (said.code, "--above" in said.err) == (2, True)
+    assert sorted(copy.rglob("*")) == before
+    # Such a mark that is there already stops what comes after it, and says so.
+    mark = copy / NAMESPACE / "restores" / f"{(1 << 63) - 1:020d}.json"
+    mark.parent.mkdir(exist_ok=True)
+    mark.write_text("{}")
+    said = lost.relay.run("log", "restore", "--from", copy, "--data", new)
+    assert (said.code, f"{NAMESPACE}/restores" in said.err) == (5, True)
+    assert not (new / NAMESPACE).exists()
 
 
 def test_damaged_segments_end_with_6_and_are_named(lost: Lost, tmp_path: Path) -> None:

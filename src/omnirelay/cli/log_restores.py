@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Move = Callable[[int, int | None], None]
 
+_HIGHEST = 1 << 62
+"""HIGHEST_RESTORED of the segments, which are not imported for a help text."""
+
 
 def add_to(group: typer.Typer) -> None:
     command(group, "restore", _RESTORE)(restore)
@@ -48,7 +51,13 @@ def restore(
     ] = None,
     above: Annotated[
         int | None,
-        typer.Option("--above", help="The highest fence that was ever given out, if you know it.", min=0, metavar="N"),
+        typer.Option(
+            "--above",
+            help="The highest fence that was ever given out, if you know it.",
+            min=0,
+            max=_HIGHEST,
+            metavar="N",
+        ),
     ] = None,
     option: StoreOptions = None,
     output: Output = Format.TABLE,

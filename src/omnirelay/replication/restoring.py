@@ -31,7 +31,7 @@ from omnirelay.replication.origins import Origin
 from omnirelay.replication.proving import Restored, prove
 from omnirelay.replication.replication import CHECKPOINT_FILE
 from omnirelay.segments.errors import SegmentStoreUnusable
-from omnirelay.segments.restores import reserve_generation
+from omnirelay.segments.restores import check_room, reserve_generation
 from omnirelay.segments.store import ObjectStore
 
 _BATCH_EVENTS: Final = 5_000
@@ -141,6 +141,7 @@ def _confirmed_by_sinks(data: Path, shard: str) -> int:
 
 
 async def _reserve(marks: ObjectStore | None, shard: str, highest: int, known: bool) -> int:
+    check_room(shard, highest)
     if marks is None:
         return highest
     try:
