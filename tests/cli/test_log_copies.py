@@ -145,6 +145,8 @@ def test_exports_that_cannot_be_say_why(lost: Lost, tmp_path: Path) -> None:
         (["--to-file", tmp_path / "there.parquet", "--data", lost.data], "exists already"),
         (["--to-file", tmp_path / "no" / "x.jsonl", "--data", lost.data], "cannot write"),
         (["--to-file", "-", "--data", lost.data, "--from", 5, "--to", 4], "lies before"),
+        (["--to-file", "-", "--data", lost.data, "--from", 1 << 63], "--from"),
+        (["--to-file", "-", "--data", lost.data, "--to", 1 << 63], "--to"),
         (["--to-file", "s3://b/x", "--data", lost.data, "--option", "region"], "--option wants KEY=VALUE"),
     ):
         said = lost.relay.run("log", "export", *arguments)

@@ -17,7 +17,7 @@ from omnirelay.cli.directories import only, with_log
 from omnirelay.cli.exits import FAILED, Stop, usage
 from omnirelay.cli.log_places import StoreOptions, is_path, read_options
 from omnirelay.cli.logs import Data, LogNamespace, read_node
-from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, Url
+from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, LAST_NUMBER, Url
 from omnirelay.cli.printing import note, progress
 from omnirelay.cli.running import run_async
 
@@ -58,8 +58,12 @@ def export(
             metavar="DEST",
         ),
     ],
-    first: Annotated[int | None, typer.Option("--from", help="First event. [the first there is]", min=1)] = None,
-    last: Annotated[int | None, typer.Option("--to", help="Last event. [the last there is]", min=1)] = None,
+    first: Annotated[
+        int | None, typer.Option("--from", help="First event. [the first there is]", min=1, max=LAST_NUMBER)
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option("--to", help="Last event. [the last there is]", min=1, max=LAST_NUMBER)
+    ] = None,
     file_format: Annotated[
         FileFormat | None,
         typer.Option("--format", help="What to write. [as the name of the file ends, otherwise jsonl]"),

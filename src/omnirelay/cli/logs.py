@@ -14,7 +14,7 @@ from omnirelay.cli.calling import Client
 from omnirelay.cli.commands import command
 from omnirelay.cli.directories import only, with_log
 from omnirelay.cli.exits import UNREACHABLE, Refusal, Stop
-from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, Format, Output, Url
+from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, LAST_NUMBER, Format, Output, Url
 from omnirelay.cli.printing import cell, print_json, visible
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ _TAIL = """
 
 def tail(
     first: Annotated[
-        int | None, typer.Option("--from", help="First event. [the next one; with --no-follow the first]", min=1)
+        int | None,
+        typer.Option("--from", help="First event. [the next one; with --no-follow the first]", min=1, max=LAST_NUMBER),
     ] = None,
     types: Annotated[
         str | None, typer.Option("--types", help="Only these, such as Enqueue,Completed.", metavar="TYPE,...")

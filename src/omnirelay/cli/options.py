@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -53,6 +53,9 @@ Interval = Annotated[
     int,
     typer.Option("--interval", parser=_duration, metavar="DURATION", help="Time between two looks with --watch."),
 ]
+
+LAST_NUMBER: Final = (1 << 63) - 1
+"""No event and no item has a higher one."""
 
 # The value of a parsed option is what its parser returns; defaults are text, which is parsed as well.
 ONE_SECOND: Any = "1s"
