@@ -411,6 +411,23 @@ async def test_a_reset_delivers_again_what_is_behind_it() -> None:
         assert [event.sequence for event in sink.taken] == [*first, *first[3:]]
 
 
+async def test_a_paused_sink_that_is_reset_says_how_far_it_is_behind() -> None:
+    async with memory_shard() as shard:
+        await enqueued(shard, *items(6))
+        async with following(shard, Recorder()) as follower:
+            await caught_up(follower, shard)
+            await follower.pause()
+            await soon(follower.wait_state("paused"))
+            assert follower.status().lag_events == 0
+            await follower.reset(2)
+            assert follower.status().lag_events == shard.last_sequence - 2
+            await enqueued(shard)
+            assert follower.status().lag_events == shard.last_sequence - 2
+            await follower.resume()
+            await caught_up(follower, shard)
+            assert follower.status().lag_events == 0
+
+
 async def test_a_reset_during_a_delivery_is_not_undone_by_it() -> None:
     async with memory_shard() as shard:
         gate = asyncio.Event()

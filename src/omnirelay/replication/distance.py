@@ -43,6 +43,10 @@ class Distance:
         """Everything is delivered."""
         self._backlog.clear()
 
+    def forget(self) -> None:
+        """The checkpoint is another one: what was counted no longer means anything."""
+        self.is_measured = False
+
     async def measure(self, checkpoint: int, still: Callable[[], bool]) -> bool:
         """Count what is behind the checkpoint. False, and nothing is known, when it is not `still` that one then."""
         last, self._counted_to = self._shard.last_sequence, self._shard.last_sequence

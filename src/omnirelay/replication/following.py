@@ -160,6 +160,7 @@ class Follower:
         skipping = self.check_reset(sequence)
         self._resets += 1
         self.checkpoint = sequence
+        self._distance.forget()
         now_ms = self._shard.now_ms()
         await self._checkpoints.reset(self.name, self.shard_name, sequence, now_ms, skipping=skipping)
         self._health.resumed()
@@ -238,6 +239,8 @@ class Follower:
                 if not loaded:
                     await self._load()
                     loaded = True
+                while not self._distance.is_measured:  # It was reset; that counts even if nothing is delivered now.
+                    await self._measure()
                 if self._paused or self.state == "failed":
                     await self._tell_moved()
                     await self._wait_changed()
