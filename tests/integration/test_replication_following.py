@@ -472,7 +472,7 @@ async def test_a_reset_that_makes_no_sense_is_refused() -> None:
     async with memory_shard() as shard, following(shard, MemorySink()) as follower:
         await follower.pause()
         for sequence in (-1, shard.last_sequence + 1):
-            with pytest.raises(InvalidArgument, match="must be between"):
+            with pytest.raises(InvalidArgument, match=f"must be between.* the log of {NAMESPACE} ends"):
                 await follower.reset(sequence)
         await enqueued(shard, *items(3))
         with pytest.raises(InvalidArgument, match="cannot leave out"):
@@ -560,7 +560,7 @@ async def test_a_sink_that_somebody_reset_to_the_beginning_does_not_pass_over_wh
         anchor = await trimmed(shard)
         async with following(shard, sink, checkpoints) as follower:
             await soon(follower.wait_state("failed"))
-            assert f"reset lake --to {anchor}" in (follower.last_error or "")
+            assert f"reset lake --shard {NAMESPACE} --to {anchor}" in (follower.last_error or "")
             await follower.reset(anchor)
             await work(shard, rounds=1)
             await caught_up(follower, shard)

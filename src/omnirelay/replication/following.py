@@ -170,7 +170,10 @@ class Follower:
         """Whether a reset would leave events out. Raises InvalidArgument when there cannot be one."""
         last = self._shard.last_sequence
         if not 0 <= sequence <= last:
-            raise InvalidArgument(f"sequence must be between 0 and {last}, got {sequence}", field="sequence")
+            raise InvalidArgument(
+                f"sequence must be between 0 and {last}, where the log of {self.shard_name} ends, got {sequence}",
+                field="sequence",
+            )
         skipping = sequence > self.checkpoint
         if skipping and self._sink.rebuilds_state:
             raise InvalidArgument(
@@ -381,7 +384,8 @@ class Follower:
         else:
             advice = (
                 "what is between is gone from here; restore the target from a backup, or leave it out:"
-                f" omnirelay replication reset {self.name} --to {begins}"
+                # Without the shard it would skip events of every other one, too.
+                f" omnirelay replication reset {self.name} --shard {self.shard_name} --to {begins}"
             )
         return SinkUnusable(f"{lost} {advice}")
 
