@@ -428,6 +428,16 @@ async def test_a_paused_sink_that_is_reset_says_how_far_it_is_behind() -> None:
             assert follower.status().lag_events == 0
 
 
+async def test_checkpoints_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "replication.db"
+    path.write_text("this is no database" * 100)
+    checkpoints = Checkpoints(path)
+    async with memory_shard() as shard, following(shard, MemorySink(), checkpoints) as follower:
+        await soon(follower.wait_state("retrying"))
+        assert follower.last_error == f"the checkpoints in {path} cannot be used: file is not a database"
+    await checkpoints.close()
+
+
 async def test_a_reset_during_a_delivery_is_not_undone_by_it() -> None:
     async with memory_shard() as shard:
         gate = asyncio.Event()

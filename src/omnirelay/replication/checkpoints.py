@@ -9,6 +9,7 @@ from typing import TypeVar
 import apsw
 import msgspec
 
+from omnirelay.errors import Unavailable
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.threads import OneThread
 
@@ -55,9 +56,15 @@ class Checkpoints:
 
     async def _run(self, work: Callable[[apsw.Connection], T]) -> T:
         def run() -> T:
-            if self._database is None:
-                self._database = _opened(self._path)
-            return work(self._database)
+            try:
+                if self._database is None:
+                    self._database = _opened(self._path)
+                return work(self._database)
+            except apsw.Error as error:
+                # Otherwise it reads as if the target of the sink were meant.
+                raise Unavailable(
+                    f"the checkpoints in {self._path} cannot be used: {error}", file=self._path
+                ) from error
 
         return await self._thread.run(run)
 
