@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -269,3 +270,18 @@ def test_nobody_imports_the_libraries_who_does_not_use_them() -> None:
         "sys.exit(any(name.partition('.')[0] in ('pyarrow', 'obstore') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.EROFS, SegmentStoreUnusable), (errno.EACCES, SegmentStoreUnusable), (errno.ENOSPC, Unavailable)],
+)
+async def test_a_directory_that_is_not_to_be_written_is_told_from_a_full_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    def link(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(kind, match=os.strerror(number)):
+        await LocalObjectStore(tmp_path).put_if_absent("a/b", b"")

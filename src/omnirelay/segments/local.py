@@ -7,6 +7,7 @@ put is on the disk before it returns: written beside its place, synced, linked t
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import time
@@ -123,7 +124,8 @@ class LocalObjectStore:
     def _failed(self, what: str, error: OSError) -> NoReturn:
         message = f"cannot {what} in {self.address}: {error.strerror or error}"
         # Nothing that trying again would mend; a full disk is different.
-        if isinstance(error, (PermissionError, NotADirectoryError, FileExistsError)):
+        for_good = isinstance(error, (PermissionError, NotADirectoryError, FileExistsError))
+        if for_good or error.errno == errno.EROFS:
             raise SegmentStoreUnusable(message) from None
         raise Unavailable(message) from None
 
