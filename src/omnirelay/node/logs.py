@@ -43,11 +43,13 @@ class PlainFormatter(logging.Formatter):
 
 
 def set_up_logs(level: str, *, as_json: bool) -> None:
-    """Send all logs of this process to stderr. What uvicorn says of single connections is left out."""
+    """Send all logs of this process to stderr. What libraries say of single connections and requests is left out: it is
+    noise, and an address may hold a secret.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else PlainFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    for library in ("asyncio", "httpcore", "httpx", "uvicorn"):
+        logging.getLogger(library).setLevel(logging.WARNING)
