@@ -229,7 +229,7 @@ class Follower:
         distance = self._distance
         if not distance.is_measured:
             return None
-        return Behind(self._shown_state(), distance.counted, distance.bytes, distance.late_ms)
+        return Behind(distance.counted, distance.bytes, distance.late_ms)
 
     # -- following -----------------------------------------------------------------------------
 

@@ -38,7 +38,6 @@ OPENED: Final = "the sink has caught up"
 class Behind(msgspec.Struct, frozen=True):
     """How far a sink is behind."""
 
-    state: str
     events: int
     bytes: int
     ms: int
@@ -105,9 +104,9 @@ class Requirement:
         closing = self._settings.on_retention_exceeded == "close_intake"
         exceeded = self._retention in self._wanted if closing else self.dropped
         if behind.bytes > most and not exceeded:
-            words = f"it holds back {behind.bytes:,} bytes of the log, {most:,} are allowed"
+            words = f"it held back {behind.bytes:,} bytes of the log ({most:,} are allowed)"
             if closing:
-                self._wanted[self._retention] = self._reason(behind, words, self._retention_words(most))
+                self._wanted[self._retention] = self._reason(words, self._retention_words(most))
             else:
                 self.dropped = True
                 _log.error("sink_requirement_dropped", extra={**self._labels(), "reason": words})
@@ -122,21 +121,25 @@ class Requirement:
         late = [
             words
             for too_much, words in (
-                (events_max and behind.events > events_max, f"{behind.events:,} events, {events_max:,} are allowed"),
-                (ms_max and behind.ms > ms_max, f"{behind.ms / 1000:,.0f} s, {ms_max / 1000:,g} s are allowed"),
+                (events_max and behind.events > events_max, f"{behind.events:,} events ({events_max:,} are allowed)"),
+                (ms_max and behind.ms > ms_max, f"{behind.ms / 1000:,.0f} s ({ms_max / 1000:,g} s are allowed)"),
             )
             if too_much
         ]
         if self.dropped:
             self._wanted.pop(self._lag, None)
         elif late and self._lag not in self._wanted:
-            words = f"it is behind by {' and by '.join(late)}"
-            self._wanted[self._lag] = self._reason(behind, words, "half of that is left")
+            words = f"it was behind by {' and by '.join(late)}"
+            self._wanted[self._lag] = self._reason(words, "half of that is left")
         elif (not events_max or behind.events <= events_max // 2) and (not ms_max or behind.ms <= ms_max // 2):
             self._wanted.pop(self._lag, None)
 
-    def _reason(self, behind: Behind, words: str, until: str) -> str:
-        return f"required sink {self._sink} ({behind.state}): {words}; intake opens again when {until}"
+    def _reason(self, words: str, until: str) -> str:
+        """In the past: it is written down once, and read for as long as intake is closed."""
+        return (
+            f"required sink {self._sink}: {words} when this closed; intake opens again when {until};"
+            " `omnirelay replication status` says how it is now"
+        )
 
     @staticmethod
     def _retention_words(most: int) -> str:
