@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.peers_load import LEASE_SECONDS, Peer, bodies
 from benchmarks.peers_processes import Server
 from omnirelay import Client, ItemSpec, OwnershipToken, QueueOptions
-from omnirelay.client.connections import StreamConnection
+from omnirelay.client.stream_connection import StreamConnection
 from omnirelay.core import schedule
 from omnirelay.node.running import run_node
 from omnirelay.node.settings import NodeSection, NodeSettings, ShardSettings

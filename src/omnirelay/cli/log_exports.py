@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -22,7 +22,6 @@ from omnirelay.cli.printing import note, progress
 from omnirelay.cli.running import run_async
 
 if TYPE_CHECKING:
-    from omnirelay.log.base import Frame
     from omnirelay.log.sqlite import SqliteLog
 
 _BATCH_EVENTS = 8_192
@@ -104,6 +103,7 @@ async def _from_files(
     log: SqliteLog, file: BinaryIO, kind: FileFormat, first: int | None, last: int | None, move: Any
 ) -> tuple[int, int]:
     """How many events were written, and the number of the last one."""
+    from omnirelay.log.batches import in_batches
     from omnirelay.segments.exporting import exporter
 
     begin = (await log.anchor()).sequence + 1 if first is None else first
@@ -113,7 +113,7 @@ async def _from_files(
     count = reached = 0
     try:
         if begin <= end:
-            async for batch in _batches(log.read(begin, end)):
+            async for batch in in_batches(log.read(begin, end), events_max=_BATCH_EVENTS, bytes_max=_BATCH_BYTES):
                 # On this loop nobody else waits. A thread could not be stopped before the file is closed.
                 count += written.add(batch)
                 reached = min(batch[-1].last, end)
@@ -125,20 +125,6 @@ async def _from_files(
         raise
     written.finish()
     return count, reached
-
-
-async def _batches(frames: AsyncIterator[Frame]) -> AsyncIterator[Sequence[Frame]]:
-    batch: list[Frame] = []
-    events = size = 0
-    async for frame in frames:
-        batch.append(frame)
-        events += frame.count
-        size += len(frame.data)
-        if events >= _BATCH_EVENTS or size >= _BATCH_BYTES:
-            yield batch
-            batch, events, size = [], 0, 0
-    if batch:
-        yield batch
 
 
 def _from_node(

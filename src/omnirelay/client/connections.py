@@ -1,4 +1,4 @@
-"""Connections to a node: the stream, which carries many calls at once, and plain HTTP where a stream cannot go.
+"""Connections to a node: what they have in common, and the one over plain HTTP, where a stream cannot go.
 
 Both do the same two things: `call` a verb with an encoded request, and `acknowledge` a lease. Each call is made once,
 and raises TimeoutError when its time is over; whoever owns the connection decides what to do when it breaks.
@@ -7,34 +7,20 @@ and raises TimeoutError when its time is over; whoever owns the connection decid
 from __future__ import annotations
 
 import asyncio
-import math
-import re
 from collections.abc import Callable
-from functools import cache, partial
-from typing import Any, Protocol, TypeVar, cast
+from functools import cache
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
-from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidStatus
-from websockets.http11 import Request, Response
-from websockets.protocol import State
-from websockets.uri import parse_uri
 
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
-from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import InvalidArgument, OmniRelayError
-from omnirelay.rpc.statuses import TOO_LARGE
-from omnirelay.transport.websocket import MESSAGE_MAX, WebSocketLink
-from omnirelay.wire.answers import ErrorBody, Lease, LeaseAnswer, Outcome
-from omnirelay.wire.requests import IncomingToken
+from omnirelay.wire.answers import ErrorBody, Outcome
 from omnirelay.wire.streams import StreamAck
 
 CONNECT_SECONDS = 10.0
-FLUSH_BYTES_MAX = 4 * 1024 * 1024
-ACKS_MAX = 1_000
-"""Most acknowledgements in one message."""
 
 _encode = msgspec.json.Encoder().encode
 A = TypeVar("A")
@@ -60,49 +46,13 @@ def checked_url(url: str) -> str:
     return url
 
 
-class PushedMessage(msgspec.Struct, rename="camel", kw_only=True):
-    """One message of the node, as a client reads it: the answer stays encoded for whoever asked."""
-
-    id: int | None = None
-    leases: list[Lease] | None = None
-    clock: float | None = None
-    results: list[Outcome] | None = None
-    answer: msgspec.Raw = msgspec.Raw(b"")
-    cancel: list[OwnershipToken] | None = None
-    lost: list[OwnershipToken] | None = None
-    error: ErrorBody | None = None
-
-
-_ANSWER = re.compile(rb'\{"id":(\d+),"answer":')
-"""How an answer begins as nodes write it: the rest of the message, but for its last brace, is the answer."""
-
-_decode_one = msgspec.json.Decoder(PushedMessage).decode
-_decode_many = msgspec.json.Decoder(list[PushedMessage]).decode
-
-
-def _decoder(answer: Any) -> Callable[[bytes], Any]:
+def decoder_of(answer: Any) -> Callable[[bytes], Any]:
     return _made_decoder(answer)
 
 
 @cache
 def _made_decoder(answer: Any) -> Callable[[bytes], Any]:
     return msgspec.json.Decoder(answer).decode
-
-
-class Pushed(Protocol):
-    """What a worker wants to hear of a stream. Called on the event loop of the connection."""
-
-    def leases(self, leases: list[Lease], not_before: float) -> None:
-        """Leases were pushed; none was granted before `not_before`, in the time of the event loop."""
-        ...
-
-    def cancel(self, tokens: list[OwnershipToken]) -> None: ...
-
-    def lost(self, tokens: list[OwnershipToken]) -> None: ...
-
-    def taken_in(self, mark: int) -> None:
-        """The node has taken in everything that was said up to `StreamConnection.mark`."""
-        ...
 
 
 class Connection(Protocol):
@@ -116,355 +66,11 @@ class Connection(Protocol):
     async def aclose(self) -> None: ...
 
 
-# -- the stream ----------------------------------------------------------------------------------
-
-
-class StreamConnection(WebSocketLink):
-    """One WebSocket to a node. What is said in one turn of the loop goes out together."""
-
-    # Callers wait for this connection: that it is dead must be known well within the time of a call.
-    ping_seconds = 4.0
-    silence_seconds_max = 10.0
-
-    def __init__(self, url: str, headers: dict[str, str], pushed: Pushed | None, on_gone: Callable[[], None]) -> None:
-        # An answer is as large as what was asked for.
-        super().__init__(ClientProtocol(parse_uri(url), max_size=None), size_max=None)
-        self._extra_headers = headers
-        self._pushed = pushed
-        self._tell_gone = on_gone
-        self.opened: asyncio.Future[None] = self._loop.create_future()
-        self._answers: dict[int, tuple[asyncio.Future[Any], Callable[[bytes], Any]]] = {}
-        """By the id of the call: who waits, and how the answer is read."""
-        self._due: dict[asyncio.Future[Any], float] = {}
-        """When callers stop waiting. One timer for all: most have been answered long before."""
-        self._due_timer: asyncio.TimerHandle | None = None
-        self._due_timer_at = 0.0
-        self._next_id = 0
-        self._waiting: list[bytes] = []
-        self._acks: list[tuple[bytes, asyncio.Future[Outcome]]] = []
-        self._flushing = False
-        self._leasing: set[int] = set()
-        """Calls for leases under way: what comes of one that nobody waits for any more is given back."""
-        self._mark = 0
-        self.end_reason: str | None = None
-        """What the node said before it ended the stream."""
-
-    @classmethod
-    async def open(
-        cls,
-        url: str,
-        namespace: str,
-        headers: dict[str, str],
-        *,
-        pushed: Pushed | None = None,
-        on_gone: Callable[[], None] = lambda: None,
-    ) -> StreamConnection:
-        """Connect. Raises NotConnected, or the error the node refused with."""
-        parts = urlsplit(url)
-        scheme = "wss" if parts.scheme == "https" else "ws"
-        target = f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}/v1/{namespace}/stream"
-        port = parts.port or (443 if scheme == "wss" else 80)
-        loop = asyncio.get_running_loop()
-        link: StreamConnection | None = None
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                _, link = await loop.create_connection(
-                    lambda: cls(target, headers, pushed, on_gone),
-                    parts.hostname or "127.0.0.1",
-                    port,
-                    ssl=True if scheme == "wss" else None,
-                )
-                await link.opened
-        except (OSError, TimeoutError, UnicodeError) as error:
-            raise NotConnected(f"cannot reach {url}: {str(error) or 'no answer in time'}", retry_after_ms=100) from None
-        finally:
-            if link is not None and not link.alive:
-                link._abort()
-        return link
-
-    @property
-    def alive(self) -> bool:
-        return not self._gone and self._engine.state is State.OPEN
-
-    @property
-    def heard_at(self) -> float:
-        """When the node was last heard, were it a pong."""
-        return self._heard_at
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        engine = cast(ClientProtocol, self._engine)
-        request = engine.connect()
-        for name, value in self._extra_headers.items():
-            request.headers[name] = value
-        engine.send_request(request)
-        self._write()
-
-    def on_handshake(self, event: Request | Response) -> None:
-        if self.opened.done():
-            return  # Nobody waits for it any more.
-        problem = cast(ClientProtocol, self._engine).handshake_exc
-        if problem is None:
-            self.opened.set_result(None)
-            return
-        refusal: Exception = NotConnected(f"the node does not stream: {problem}", retry_after_ms=500)
-        if isinstance(problem, InvalidStatus):
-            refusal = _refused(problem.response.status_code, bytes(problem.response.body or b""))
-        self.opened.set_exception(refusal)
-
-    def on_message(self, data: bytes) -> None:
-        if not self._answer_at_once(data):
-            self._take(data)
-
-    def _answer_at_once(self, data: bytes) -> bool:
-        """Settle the call that `data` answers, when it is what most messages are; reading it as any message would mean
-        going through the answer twice.
-        """
-        begins = _ANSWER.match(data)
-        waiting = None if begins is None else self._answers.get(int(begins.group(1)))
-        if begins is None or waiting is None or waiting[0].done():
-            return False
-        try:
-            answer = waiting[1](data[begins.end() : -1])
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return False
-        call_id = int(begins.group(1))
-        del self._answers[call_id]
-        self._leasing.discard(call_id)
-        waiting[0].set_result(answer)
-        return True
-
-    def _take(self, data: bytes) -> None:
-        messages = _decode_many(data) if data[:1] == b"[" else (_decode_one(data),)
-        for message in messages:
-            if message.id is not None:
-                waiting = self._answers.pop(message.id, None)
-                leasing = message.id in self._leasing
-                self._leasing.discard(message.id)
-                if waiting is not None and not waiting[0].done():
-                    self._settle(*waiting, message)
-                elif leasing and message.error is None:
-                    self._give_back(bytes(message.answer))
-                continue
-            if message.error is not None:
-                self.end_reason = f"{message.error.message} ({message.error.code})"
-            if self._pushed is not None:
-                self._hand_on(self._pushed, message)
-
-    def _settle(self, answer: asyncio.Future[Any], decode: Callable[[bytes], Any], message: PushedMessage) -> None:
-        if message.error is not None:
-            answer.set_exception(error_of(message.error))
-        elif message.results is not None:
-            answer.set_result(message.results)
-        else:
-            try:
-                answer.set_result(decode(bytes(message.answer)))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                answer.set_exception(error)
-
-    def _give_back(self, answer: bytes) -> None:
-        """Leases that came when the caller had gone: nobody will work on them."""
-        for lease in msgspec.json.decode(answer, type=LeaseAnswer).leases:
-            token = lease.ownership_token
-            named = IncomingToken(
-                sequence_id=token.sequence_id, attempt=token.attempt, lease_id=token.lease_id, fence=token.fence
-            )
-            ack = StreamAck(verb="release", ownership_token=named, peer_id=lease.owner_peer_id or None)
-            self._acks.append((_encode(ack), self._loop.create_future()))
-            self._flush_soon()
-
-    def on_pong(self, data: bytes) -> None:
-        if data and self._pushed is not None:
-            self._pushed.taken_in(int(data))
-
-    def _hand_on(self, pushed: Pushed, message: PushedMessage) -> None:
-        if message.leases:
-            pushed.leases(message.leases, -math.inf if message.clock is None else message.clock)
-        if message.cancel:
-            pushed.cancel(message.cancel)
-        if message.lost:
-            pushed.lost(message.lost)
-
-    def on_gone(self) -> None:
-        lost = ConnectionLost("the connection to the node ended before the answer came", retry_after_ms=100)
-        if not self.opened.done():
-            self.opened.set_exception(NotConnected("the node ended the connection at once", retry_after_ms=500))
-            self.opened.exception()  # Whoever waits gets it; nobody has to.
-        waiting = [*(future for future, _ in self._answers.values()), *(future for _, future in self._acks)]
-        self._answers.clear()
-        self._acks.clear()
-        self._leasing.clear()
-        if self._due_timer is not None:
-            self._due_timer.cancel()
-        for future in waiting:
-            if not future.done():
-                future.set_exception(lost)
-                future.exception()  # Whoever waits gets it; nobody has to.
-        self._tell_gone()
-
-    # -- saying something ----------------------------------------------------------------------
-
-    async def call(self, verb: str, request: bytes, ttl_ms: float, answer: type[A]) -> A:
-        message = b'"call":{"verb":%b,"request":%b,"ttlMs":%d}' % (_encode(verb), request, max(1, ttl_ms))
-        waiting: asyncio.Future[A] = self._ask(message, _decoder(answer))
-        if verb == "lease":
-            self._leasing.add(self._next_id)
-        return await self._within(ttl_ms, waiting)
-
-    async def _within(self, ttl_ms: float, waiting: asyncio.Future[A]) -> A:
-        """Wait for an answer. Raises TimeoutError when it takes too long; then nobody waits for it any more."""
-        due = self._loop.time() + ttl_ms / 1000
-        self._due[waiting] = due
-        if self._due_timer is None or due < self._due_timer_at:
-            if self._due_timer is not None:
-                self._due_timer.cancel()
-            self._set_due_timer(due)
-        try:
-            return await waiting
-        finally:
-            del self._due[waiting]
-
-    def _set_due_timer(self, due: float) -> None:
-        self._due_timer_at = due
-        self._due_timer = self._loop.call_at(due, self._time_came)
-
-    def _time_came(self) -> None:
-        self._due_timer = None
-        now = self._loop.time()
-        for waiting, due in self._due.items():
-            if due <= now and not waiting.done():
-                waiting.set_exception(TimeoutError())
-        left = [due for due in self._due.values() if due > now]
-        if left:
-            self._set_due_timer(min(left))
-
-    def _ask(self, message: bytes, decode: Callable[[bytes], Any]) -> asyncio.Future[Any]:
-        if not self.alive:
-            raise NotConnected("the connection to the node is gone", retry_after_ms=100)
-        if len(message) > MESSAGE_MAX - 100:
-            # The node would end the connection, and with it every other call.
-            raise InvalidArgument(
-                f"a request takes at most {MESSAGE_MAX} bytes, this one has {len(message)}",
-                code=TOO_LARGE,
-                limit=MESSAGE_MAX,
-            )
-        self._next_id += 1
-        answer: asyncio.Future[Any] = self._loop.create_future()
-        self._waiting.append(b'{"id":%d,%b}' % (self._next_id, message))
-        self._flush_soon(now=not self._answers)
-        self._answers[self._next_id] = (answer, decode)
-        return answer
-
-    async def acknowledge(self, ack: StreamAck, ttl_ms: float) -> Outcome:
-        """Acknowledgements of one turn of the loop travel as one message, each with an outcome of its own."""
-        if not self.alive:
-            raise NotConnected("the connection to the node is gone", retry_after_ms=100)
-        message = encoded(ack)
-        if len(message) > MESSAGE_MAX - 100:
-            raise InvalidArgument(
-                f"an acknowledgement takes at most {MESSAGE_MAX} bytes, this one has {len(message)}",
-                code=TOO_LARGE,
-                limit=MESSAGE_MAX,
-            )
-        outcome: asyncio.Future[Outcome] = self._loop.create_future()
-        self._acks.append((message, outcome))
-        self._flush_soon(now=not self._answers)
-        return await self._within(ttl_ms, outcome)
-
-    def say(self, **message: Any) -> int:
-        """Send what has no answer: `open`, `credit`, `begin`. `clock` is this loop's time; the node gives it back.
-
-        Returns a mark: `Pushed.taken_in` is called with it, or a later one, when the node has taken this in.
-        """
-        if self.alive:
-            self._waiting.append(_encode({**message, "clock": self._loop.time()}))
-            self._flush_soon()
-        return self._mark + 1
-
-    def _flush_soon(self, *, now: bool = False) -> None:
-        """Together with what else is said in this turn of the loop. `now`: nothing is under way that it could go out
-        with.
-        """
-        if not self._flushing:
-            self._flushing = True
-            if now:
-                self._flush()
-            else:
-                self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        try:
-            self._send_waiting()
-        finally:
-            self._flushing = False
-
-    def _send_waiting(self) -> None:
-        if not self.alive:
-            return
-        if self._acks:
-            self._send_acks()
-        waiting, self._waiting = self._waiting, []
-        start = size = 0
-        for index, message in enumerate(waiting):
-            if size + len(message) > FLUSH_BYTES_MAX and index > start:
-                self._send_joined(waiting[start:index])
-                start, size = index, 0
-            size += len(message)
-        self._send_joined(waiting[start:])
-        if self._pushed is not None:
-            # Answered in its turn: then everything before it has been read.
-            self._mark += 1
-            self.ping(b"%d" % self._mark)
-
-    def _send_joined(self, messages: list[bytes]) -> None:
-        if len(messages) == 1:
-            self.send(messages[0])
-        elif messages:
-            self.send(b"[" + b",".join(messages) + b"]")
-
-    def _send_acks(self) -> None:
-        acks, self._acks = self._acks, []
-        start = size = 0
-        for index, (message, _) in enumerate(acks):
-            if index > start and (index - start >= ACKS_MAX or size + len(message) > FLUSH_BYTES_MAX):
-                self._send_part(acks[start:index])
-                start, size = index, 0
-            size += len(message)
-        self._send_part(acks[start:])
-
-    def _send_part(self, acks: list[tuple[bytes, asyncio.Future[Outcome]]]) -> None:
-        answer = self._ask(b'"acks":[%s]' % b",".join(message for message, _ in acks), bytes)
-        answer.add_done_callback(partial(_share_out, [future for _, future in acks]))
-
-    async def aclose(self) -> None:
-        """Say goodbye; whoever still waits for an answer gets ConnectionLost."""
-        self.close()
-        for _ in range(100):
-            if self._gone:
-                return
-            await asyncio.sleep(0.01)
-
-
-def _share_out(outcomes: list[asyncio.Future[Outcome]], done: asyncio.Future[list[Outcome]]) -> None:
-    error = asyncio.CancelledError() if done.cancelled() else done.exception()
-    for index, outcome in enumerate(outcomes):
-        if outcome.done():
-            continue
-        if error is None:
-            outcome.set_result(done.result()[index])
-        else:
-            outcome.set_exception(error)
-            outcome.exception()
-
-
-def _refused(status: int, body: bytes) -> OmniRelayError:
+def refused(status: int, body: bytes) -> OmniRelayError:
     try:
         return error_of(msgspec.json.decode(body, type=ErrorBody))
     except msgspec.DecodeError:
         return NotConnected(f"the node answered with HTTP {status}", retry_after_ms=1_000, status=status)
-
-
-# -- plain HTTP ----------------------------------------------------------------------------------
 
 
 class HttpConnection:
@@ -481,7 +87,7 @@ class HttpConnection:
 
     async def call(self, verb: str, request: bytes, ttl_ms: float, answer: type[A]) -> A:
         async with asyncio.timeout(ttl_ms / 1000):
-            decoded: A = _decoder(answer)(await self._post(verb, request, ttl_ms))
+            decoded: A = decoder_of(answer)(await self._post(verb, request, ttl_ms))
             return decoded
 
     async def _post(self, verb: str, request: bytes, ttl_ms: float) -> bytes:
@@ -497,7 +103,7 @@ class HttpConnection:
         except httpx.HTTPError as error:
             raise ConnectionLost(f"the call to {self._client.base_url} broke off: {error!r}") from None
         if response.status_code != 200:
-            raise _refused(response.status_code, response.content)
+            raise refused(response.status_code, response.content)
         return response.content
 
     async def acknowledge(self, ack: StreamAck, ttl_ms: float) -> Outcome:

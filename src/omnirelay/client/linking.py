@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
-from omnirelay.client.connections import Connection, HttpConnection, StreamConnection, checked_url
+from omnirelay.client.connections import Connection, HttpConnection, checked_url
+from omnirelay.client.stream_connection import StreamConnection
 from omnirelay.errors import FailedPrecondition, OmniRelayError
 
 Mode = Literal["auto", "stream", "http"]

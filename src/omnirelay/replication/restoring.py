@@ -14,7 +14,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +25,7 @@ import msgspec
 
 from omnirelay.errors import FailedPrecondition, LogUnavailable
 from omnirelay.log.base import Frame
+from omnirelay.log.batches import in_batches
 from omnirelay.log.files import WriterLock, make_directories, sync_directory
 from omnirelay.log.sqlite.restoring import build_log, raise_highest_known
 from omnirelay.replication.origins import Origin
@@ -160,7 +161,7 @@ async def _reserve(marks: ObjectStore | None, shard: str, highest: int, known: b
 async def _build(building: Path, origin: Origin, move: Callable[[int, int], None]) -> None:
     """Frames are fetched on the event loop and stored in a thread."""
     loop = asyncio.get_running_loop()
-    batches = _batches(origin.frames())
+    batches = in_batches(origin.frames(), events_max=_BATCH_EVENTS, bytes_max=_BATCH_BYTES)
     stopped = False
     done = 0
 
@@ -184,17 +185,3 @@ async def _build(building: Path, origin: Origin, move: Callable[[int, int], None
         # The thread cannot be cancelled. It ends with the next batch that it asks for, and until then it writes.
         stopped = True
         await asyncio.gather(work, return_exceptions=True)
-
-
-async def _batches(frames: AsyncIterator[Frame]) -> AsyncIterator[list[Frame]]:
-    batch: list[Frame] = []
-    events = size = 0
-    async for frame in frames:
-        batch.append(frame)
-        events += frame.count
-        size += len(frame.data)
-        if events >= _BATCH_EVENTS or size >= _BATCH_BYTES:
-            yield batch
-            batch, events, size = [], 0, 0
-    if batch:
-        yield batch

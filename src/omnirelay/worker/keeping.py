@@ -25,10 +25,10 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from omnirelay.client.client import Client
-from omnirelay.client.connections import StreamConnection
 from omnirelay.client.failures import NotConnected
 from omnirelay.client.linking import NO_STREAM
 from omnirelay.client.retrying import pause_ms
+from omnirelay.client.stream_connection import StreamConnection
 from omnirelay.core.commands import Progress
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import (
