@@ -7,6 +7,7 @@ A program that is missing is an error that names it, never a skipped test. `stop
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -18,16 +19,37 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-START_SECONDS = 120.0
+from tests.patience import PATIENCE_S
+from tests.processes import children_of, freeze, thaw, wait_gone
+
 PASSWORD_USER = "careful"
 KAFKA = Path(__file__).parents[1] / "build" / "kafka"
 
 
+_OWNED: list[socket.socket] = []
+"""What keeps the ports of this process from every other one, until it ends."""
+
+
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
+    """A port that nobody has, and that nobody gets before the server has it, nor while it is down for a moment.
+
+    Connections of all processes leave from the upper half of the numbers: a port from there could be taken by any of
+    them meanwhile, and whoever tries it before somebody listens may even be connected with itself. So it is one from
+    below, and tests that run beside us see by a name that belongs to the same network that it is given away.
+    """
+    for port in random.SystemRandom().sample(range(15_000, 30_000), 1_000):
+        owner = socket.socket(socket.AF_UNIX)
+        try:
+            owner.bind(f"\0omnirelay-tests-port-{port}")
+            with socket.socket() as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("127.0.0.1", port))
+        except OSError:
+            owner.close()
+            continue
+        _OWNED.append(owner)
         return port
+    raise AssertionError("no port of a thousand is free")
 
 
 def program(name: str, *, fetched_by: str) -> str:
@@ -78,7 +100,7 @@ class Server(ABC):
 
     def takes_connections(self) -> bool:
         try:
-            socket.create_connection(("127.0.0.1", self.port), 1).close()
+            socket.create_connection(("127.0.0.1", self.port), PATIENCE_S).close()
         except OSError:
             return False
         return True
@@ -87,7 +109,7 @@ class Server(ABC):
         process = self._process
         assert process is not None
         pause = threading.Event()
-        until = time.monotonic() + START_SECONDS
+        until = time.monotonic() + PATIENCE_S
         while not ready():
             assert process.poll() is None, f"it ended by itself:\n{self.output()[-3_000:]}"
             assert time.monotonic() < until, f"it did not start:\n{self.output()[-3_000:]}"
@@ -102,7 +124,7 @@ class Server(ABC):
             return
         process.send_signal(number)
         try:
-            process.wait(30)
+            process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -112,13 +134,13 @@ class Server(ABC):
         self.stop(signal.SIGKILL)
 
     def pause(self) -> None:
-        """It hangs: connections stay, and nothing is answered until `resume`."""
+        """It hangs: connections stay, and nothing is answered until `resume`. True when this returns."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self._process)
 
     def resume(self) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+        thaw(self._process)
 
     def remove(self) -> None:
         self.stop(self.at_once)
@@ -167,21 +189,15 @@ class PostgresServer(Server):
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
         """SIGINT ends its connections instead of waiting for them."""
         if number == signal.SIGKILL and self._process is not None:
-            # Its children go on for a moment after it and hold on to the port and to shared memory.
-            children = subprocess.run(
-                ["pgrep", "-P", str(self._process.pid)], check=False, capture_output=True, text=True
-            ).stdout.split()
+            # Its children go on for a moment after it and hold on to the port and to shared memory. It is stopped
+            # first, so that it starts none while they are counted.
+            freeze(self._process)
+            children = children_of(self._process.pid)
             super().stop(number)
-            self._wait_gone([int(child) for child in children])
+            wait_gone(children)
             (self.directory / "data" / "postmaster.pid").unlink(missing_ok=True)
             return
         super().stop(number)
-
-    @staticmethod
-    def _wait_gone(pids: Sequence[int]) -> None:
-        pause = threading.Event()
-        while any(Path(f"/proc/{pid}").exists() for pid in pids):
-            pause.wait(0.01)
 
     def url(self, database: str = "postgres", user: str = "postgres") -> str:
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 READY = "ctrl-C stops the node."
 
 
@@ -34,7 +36,7 @@ def omnirelay(
         text=True,
         check=False,
         env=environment(**env),
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 
@@ -71,7 +73,7 @@ class DevNode:
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; the exit code."""
         self.process.send_signal(number)
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode
 
     def __enter__(self) -> DevNode:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.conftest import Relay
 from tests.cli.processes import command, environment
+from tests.patience import PATIENCE_S
 
 
 def test_get_finds_items_by_id_and_request_id_and_waits_for_their_end(relay: Relay) -> None:
@@ -167,7 +168,7 @@ def test_purge_asks_at_a_terminal(relay: Relay, answer: str, code: int, left: in
         command("deadletters", "purge", "1"), stdin=there, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
     )
     os.write(here, answer.encode() + b"\n")
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     os.close(here)
     os.close(there)
     assert process.returncode == code

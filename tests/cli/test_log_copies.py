@@ -21,6 +21,7 @@ import pytest
 from omnirelay.segments.schema import arrow_schema
 from tests.cli.conftest import Relay
 from tests.cli.processes import environment, omnirelay, spawned
+from tests.patience import PATIENCE_S
 from tests.segment_logs import S3Server
 
 NAMESPACE = "resourcelease"
@@ -65,7 +66,7 @@ class Lost:
         self.relay.lease()
         self._wait_until_replicated()
         self._process.send_signal(signal.SIGKILL)
-        self._process.communicate(timeout=30)
+        self._process.communicate(timeout=PATIENCE_S)
 
     def _wait_until_replicated(self) -> None:
         # Each call is a round trip to the node; it answers as soon as it can, and the sink lingers not at all.
@@ -190,7 +191,7 @@ def test_a_killed_node_comes_back_from_its_segments(lost: Lost, tmp_path: Path) 
     again = Relay(url, NAMESPACE)
     fence = int(again.lease().split(":")[3])
     node.send_signal(signal.SIGTERM)
-    node.communicate(timeout=30)
+    node.communicate(timeout=PATIENCE_S)
     assert fence > report["fencesAbove"] + (1 << 32)
 
 
@@ -337,7 +338,7 @@ def test_what_needs_no_library_works_without_and_the_rest_says_what_to_install(l
         ["backup", "s3://lake/x", "--data", lost.data],
     ]
     script = [sys.executable, "-c", WITHOUT, json.dumps([*working, *refused], default=str)]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False, env=environment())
+    done = subprocess.run(script, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment())
     said = [json.loads(line) for line in done.stdout.splitlines()]
     assert [code for code, _ in said] == [0] * 4 + [5] * 4, (said, done.stderr)
     assert all("pip install 'omnirelay[segments]'" in err for _, err in said[4:])

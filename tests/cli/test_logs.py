@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.conftest import Relay
 from tests.cli.processes import DevNode, spawned
+from tests.patience import PATIENCE_S
 
 DEFAULT = "resourcelease"
 
@@ -55,7 +56,7 @@ def test_tail_follows_new_events(relay: Relay) -> None:
         relay.enqueue()
         assert json.loads(tail.stdout.readline())["sequenceNumber"] == number
     tail.send_signal(signal.SIGINT)
-    tail.communicate(timeout=30)
+    tail.communicate(timeout=PATIENCE_S)
     assert tail.returncode == 130
 
 
@@ -65,7 +66,7 @@ def test_tail_ends_with_3_when_the_node_stops(tmp_path: Path) -> None:
         assert tail.stdout is not None
         assert json.loads(tail.stdout.readline())["eventType"] == "LeaderElected"
         assert node.stop() == 0
-        _, err = tail.communicate(timeout=30)
+        _, err = tail.communicate(timeout=PATIENCE_S)
     assert tail.returncode == 3
     assert err == "error: the node ended the stream; go on with --from 2 (stream-ended)\n"
 
@@ -120,7 +121,7 @@ def test_flipped_byte_is_named_and_ends_with_6(stored: tuple[Relay, Path], tmp_p
     assert said.err.endswith("(error.log.damaged)\n")
     assert relay.run("log", "verify", "--data", tmp_path / "copy", "-o", "json").json["result"] == "damaged"
     started = spawned("dev", "--port", 0, "--data", tmp_path / "copy")
-    _, err = started.communicate(timeout=30)
+    _, err = started.communicate(timeout=PATIENCE_S)
     assert started.returncode == 6
     assert err.endswith("(error.log.damaged)\n")
 

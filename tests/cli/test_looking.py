@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.conftest import Relay
 from tests.cli.processes import spawned
+from tests.patience import PATIENCE_S
 
 
 def cells(out: str) -> list[list[str]]:
@@ -112,7 +113,7 @@ def test_watch_looks_again_and_again_until_it_is_interrupted(relay: Relay) -> No
     relay.enqueue()
     assert any('"readyCount":1' in line for line in watching.stdout)
     watching.send_signal(signal.SIGINT)
-    _, err = watching.communicate(timeout=30)
+    _, err = watching.communicate(timeout=PATIENCE_S)
     assert (watching.returncode, err) == (130, "")
 
 

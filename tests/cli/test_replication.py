@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.conftest import Relay
 from tests.cli.processes import DevNode, spawned
+from tests.patience import PATIENCE_S
 
 CONFIG = """
 [node]
@@ -43,7 +44,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield started(process.stdout, directory)
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE_S)
 
 
 def started(output: Iterator[str] | None, directory: Path) -> str:

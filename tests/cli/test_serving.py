@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.conftest import Relay
 from tests.cli.processes import DevNode, omnirelay, spawned
+from tests.patience import PATIENCE_S
 
 DEFAULT = "resourcelease"
 
@@ -110,7 +111,7 @@ def test_serve_follows_its_file_and_flags_go_before_it(tmp_path: Path) -> None:
     Relay(url, "orders").enqueue()
     assert (tmp_path / "here" / "orders" / "leases.db").exists()
     node.send_signal(signal.SIGTERM)
-    _, err = node.communicate(timeout=30)
+    _, err = node.communicate(timeout=PATIENCE_S)
     assert node.returncode == 0
     assert all(json.loads(each)["event"] for each in err.splitlines())
 
@@ -121,7 +122,7 @@ def test_serve_reads_the_environment(tmp_path: Path) -> None:
     assert node.stdout is not None
     assert node.stdout.readline().startswith("OmniRelay serves resourcelease at ")
     node.send_signal(signal.SIGTERM)
-    node.communicate(timeout=30)
+    node.communicate(timeout=PATIENCE_S)
     assert node.returncode == 0
 
 
@@ -134,7 +135,7 @@ def test_serve_stays_on_loopback_unless_told_to_be_insecure(tmp_path: Path) -> N
     assert node.stdout is not None
     assert node.stdout.readline().startswith("OmniRelay serves ")
     node.send_signal(signal.SIGTERM)
-    _, err = node.communicate(timeout=30)
+    _, err = node.communicate(timeout=PATIENCE_S)
     assert err.startswith("warning: ")
 
 

@@ -19,6 +19,7 @@ from omnirelay.cli.main import app
 from tests.cli.conftest import Relay
 from tests.cli.processes import command, environment
 from tests.cli.processes import omnirelay as run_omnirelay
+from tests.patience import PATIENCE_S
 
 HEAVY = ["asyncio", "apsw", "httpx", "msgspec", "rich", "uvicorn", "omnirelay.engine", "omnirelay.node"]
 
@@ -98,7 +99,7 @@ def test_pipe_that_is_closed_early_is_no_traceback(relay: Relay) -> None:
     peek.stdout.close()
     assert peek.stderr.read() == b""
     peek.stderr.close()
-    assert peek.wait(timeout=30) == 1
+    assert peek.wait(timeout=PATIENCE_S) == 1
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -108,7 +109,7 @@ def test_colours_are_for_terminals_that_want_them(relay: Relay, plain: bool) -> 
         del env["NO_COLOR"]
     here, there = pty.openpty()
     done = subprocess.Popen(command("stats"), stdin=there, stdout=there, stderr=there, env=env)
-    done.wait(timeout=30)
+    done.wait(timeout=PATIENCE_S)
     os.close(there)
     shown = os.read(here, 1 << 16)
     os.close(here)
@@ -122,7 +123,7 @@ def test_progress_is_drawn_at_terminals_only(relay: Relay, tmp_path: Path) -> No
     env = {**environment(OMNIRELAY_URL=relay.url, OMNIRELAY_NAMESPACE=relay.namespace), "TERM": "xterm-256color"}
     here, there = pty.openpty()
     done = subprocess.Popen(command("enqueue", "--from", file), stdout=subprocess.PIPE, stderr=there, env=env)
-    out, _ = done.communicate(timeout=30)
+    out, _ = done.communicate(timeout=PATIENCE_S)
     os.close(there)
     drawn = os.read(here, 1 << 16).decode()
     os.close(here)

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from tests.cli.conftest import Relay
+from tests.patience import PATIENCE_S
 
 JOBS = """
 import time
@@ -51,7 +52,7 @@ def test_a_worker_works_shows_that_it_lives_and_stops_on_sigterm(relay: Relay, t
         assert worker.poll() is None
         threading.Event().wait(0.05)
     worker.send_signal(signal.SIGTERM)
-    _, said = worker.communicate(timeout=20)
+    _, said = worker.communicate(timeout=PATIENCE_S)
     assert worker.returncode == 0, said
     assert "w-1 works on table, bad" in said
     assert "completed 1, failed 1" in said
@@ -65,6 +66,6 @@ def test_handlers_that_are_not_there_are_named(relay: Relay, tmp_path: Path) -> 
         ("jobs:not_handlers", "no Handlers called 'not_handlers'"),
     ):
         worker = start_worker(relay, tmp_path, registry)
-        _, said = worker.communicate(timeout=20)
+        _, said = worker.communicate(timeout=PATIENCE_S)
         assert worker.returncode == 2
         assert complaint in said

@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.conftest import Relay
 from tests.cli.processes import DevNode, command, environment
+from tests.patience import PATIENCE_S
 
 
 def item(relay: Relay, sequence_id: int) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def test_lease_waits_for_work(relay: Relay) -> None:
         env=environment(),
     )
     sequence_id = relay.enqueue()
-    out, _ = waiting.communicate(timeout=30)
+    out, _ = waiting.communicate(timeout=PATIENCE_S)
     assert json.loads(out)["sequenceId"] == sequence_id
 
 
@@ -184,7 +185,7 @@ def test_leases_are_piped_into_complete(node: DevNode, relay: Relay) -> None:
     complete = subprocess.Popen(
         command("complete", "-"), stdin=lease.stdout, stdout=subprocess.PIPE, text=True, env=env
     )
-    out, _ = complete.communicate(timeout=30)
+    out, _ = complete.communicate(timeout=PATIENCE_S)
     lease.communicate()
     assert (lease.returncode, complete.returncode, out) == (0, 0, "item 1: completed\n")
 

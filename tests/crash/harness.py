@@ -17,10 +17,10 @@ from omnirelay.log.sqlite import SqliteLog
 from tests.crash.checker import History, Record, check, read_calls
 from tests.crash.evidence import Archive
 from tests.crash.plan import NAMESPACE, HeldLease, Plan
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PATIENCE_S = 60.0
 """A child that is neither killed nor done by then hangs, which is a failure of its own."""
 
 _decode = msgspec.json.Decoder().decode

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from omnirelay.replication.settings import TABLE
+from tests.patience import PATIENCE_S
 from tests.servers import NatsServer, PostgresServer, Server
 
 NAMESPACE = "resourcelease"
@@ -147,12 +148,12 @@ class Nats(Target):
     async def _messages(self) -> list[bytes]:
         import nats
 
-        connection = await nats.connect(self._nats.url)
+        connection = await nats.connect(self._nats.url, connect_timeout=int(PATIENCE_S))
         try:
-            context = connection.jetstream()
+            context = connection.jetstream(timeout=PATIENCE_S)
             count = (await context.stream_info("EVENTS")).state.messages
             consumer = await context.subscribe(">", stream="EVENTS", ordered_consumer=True)
-            return [(await consumer.next_msg(timeout=10)).data for _ in range(count)]
+            return [(await consumer.next_msg(timeout=PATIENCE_S)).data for _ in range(count)]
         finally:
             await connection.close()
 

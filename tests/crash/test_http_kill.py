@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -19,11 +18,12 @@ import pytest
 
 from tests.crash.http_client import Plan, Record
 from tests.crash.plan import LONG
+from tests.patience import PATIENCE_S
+from tests.servers import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 50 if LONG else 4
 CLIENTS = 4
-PATIENCE_S = 60.0
 
 _records = msgspec.json.Decoder(Record)
 
@@ -67,9 +67,7 @@ class Run:
         self.data = directory / "data"
         self.journals = [directory / f"client{number}.jsonl" for number in range(CLIENTS)]
         self.random = Random(seed)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
 
     def node(self) -> subprocess.Popen[bytes]:
@@ -176,18 +174,17 @@ def check(run: Run, journals: list[list[Record]]) -> None:
                     fences[sequence_id] = max(fences.get(sequence_id, 0), fence)
                     assert attempt >= 1
     last = max(owners)
-    response = httpx.post(
-        f"{run.url}/v1/resourcelease/enqueue", json={"payload": {"resourceType": "last", "resourceId": "x"}}
-    )
-    assert response.status_code == 200
-    lease = httpx.post(f"{run.url}/v1/resourcelease/lease", json={"waitMs": 0, "resourceTypes": ["last"]}).json()
+    with httpx.Client(base_url=f"{run.url}/v1/resourcelease", timeout=PATIENCE_S) as client:
+        response = client.post("/enqueue", json={"payload": {"resourceType": "last", "resourceId": "x"}})
+        assert response.status_code == 200
+        lease = client.post("/lease", json={"waitMs": 0, "resourceTypes": ["last"]}).json()
     assert lease["ownershipToken"]["fence"] > last, "a fence went back"
 
 
 def everything(url: str) -> dict[int, dict[str, Any]]:
     """Every item the node knows, by its id. Leased ones first: one whose lease runs out meanwhile shows up later."""
     items: dict[int, dict[str, Any]] = {}
-    with httpx.Client(base_url=url, timeout=30) as client:
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         for state in ("leased", "delayed", "ready", "completed", "dead", "cancelled"):
             after: int | None = 0
             while after is not None:

@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -34,11 +33,12 @@ from omnirelay.wire.instants import read_instant
 from tests.cli.processes import command, environment
 from tests.crash.plan import LONG
 from tests.crash.replication_targets import NAMESPACE, Files, Nats, Postgres, Tables, Target, Webhook
+from tests.patience import PATIENCE_S
+from tests.servers import free_port
 
 KILLS = int(os.environ.get("OMNIRELAY_KILLS", "60" if LONG else "4"))
 """Of each set of targets: more than a hundred together in the long form."""
 CALLERS = 3
-PATIENCE_S = 60.0
 
 SETS: dict[str, list[type[Target]]] = {"files, tables and a webhook": [Files, Tables, Webhook]}
 if LONG:
@@ -63,12 +63,12 @@ class Run:
 
     def __init__(self, directory: Path, targets: Sequence[Target]) -> None:
         self.directory = directory
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         text = CONFIG.format(port=port) + "\n".join(target.config() for target in targets)
         (directory / "omnirelay.toml").write_text(text)
+        self._rounds = 0
+        self._more = threading.Condition()
 
     def node(self) -> subprocess.Popen[bytes]:
         node_file = self.directory / "data" / "node.json"
@@ -96,13 +96,20 @@ class Run:
         with httpx.Client(base_url=f"{self.url}/v1/{NAMESPACE}", timeout=10, headers=named) as client:
             while not stop.is_set():
                 with suppress(httpx.HTTPError):
-                    client.post("/enqueue", json={"items": [ITEM] * 30})
-                    leases = client.post("/lease", json={"maxItems": 25, "waitMs": 0}).json().get("leases", [])
-                    done = [{"ownershipToken": lease["ownershipToken"]} for lease in leases[:20]]
-                    client.post("/complete", json={"acks": done})
-                    client.post(
-                        "/fail", json={"acks": [{"ownershipToken": each["ownershipToken"]} for each in leases[20:]]}
-                    )
+                    client.post("/enqueue", json={"items": [ITEM] * 30}).raise_for_status()
+                    answer = client.post("/lease", json={"maxItems": 25, "waitMs": 0}).raise_for_status()
+                    tokens = [{"ownershipToken": lease["ownershipToken"]} for lease in answer.json()["leases"]]
+                    client.post("/complete", json={"acks": tokens[:20]}).raise_for_status()
+                    client.post("/fail", json={"acks": tokens[20:]}).raise_for_status()
+                    with self._more:
+                        self._rounds += 1
+                        self._more.notify_all()
+
+    def wait_worked(self) -> None:
+        """Until the callers have got something done from now on: a kill before that would interrupt nothing."""
+        with self._more:
+            before = self._rounds
+            assert self._more.wait_for(lambda: self._rounds > before, PATIENCE_S), "the callers get nothing done"
 
     @contextmanager
     def under_load(self) -> Iterator[None]:
@@ -183,6 +190,7 @@ def test_every_target_holds_every_event_once_and_in_order(targets: list[Target],
     try:
         with run.under_load():
             for number in range(KILLS):
+                run.wait_worked()
                 pause.wait(random.uniform(0.2, 1.0))
                 # The node and what it delivers to in turns, each of those at random.
                 if number % 2:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.conftest import Relay
 from tests.cli.processes import spawned
+from tests.patience import PATIENCE_S
 from tests.segment_logs import S3Server
 
 PAGE = (Path(__file__).parents[2] / "docs/replication/export-and-restore.md").read_text()
@@ -70,7 +71,7 @@ def test_the_commands_of_the_page_work_in_their_order(
                 assert report["digest"] == original["digest"]
     finally:
         node.send_signal(signal.SIGTERM)
-        node.communicate(timeout=30)
+        node.communicate(timeout=PATIENCE_S)
     assert [json.loads(line)["eventType"] for line in (tmp_path / "events.jsonl").read_text().splitlines()][1:5] == [
         "Enqueue"
     ] * 4

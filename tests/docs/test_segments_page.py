@@ -15,6 +15,7 @@ from omnirelay.segments import errors
 from omnirelay.segments.schema import column_rows
 from tests.integration.nodes import Http
 from tests.integration.test_replication_node import ITEM, caught_up, node_with
+from tests.patience import PATIENCE_S
 
 DOCS = Path(__file__).parents[2] / "docs" / "replication"
 PAGE = (DOCS / "segments.md").read_text()
@@ -27,7 +28,7 @@ def code(language: str) -> str:
 
 def run_program(directory: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code("python")]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_the_page_has_the_columns_that_segments_have() -> None:

@@ -11,9 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from omnirelay.node.node import Node
-
-PATIENCE_S = 20.0
-"""Only there so that a hang is a failure."""
+from tests.patience import PATIENCE_S
 
 
 def request_bytes(

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.patience import PATIENCE_S
+
 _NODE = """
 import json, sys
 from pathlib import Path
@@ -74,7 +76,7 @@ class NodeProcess:
     def _end(self, number: int) -> int:
         assert self._process is not None
         self._process.send_signal(number)
-        self._process.communicate(timeout=30)
+        self._process.communicate(timeout=PATIENCE_S)
         return self._process.returncode
 
     def __enter__(self) -> NodeProcess:

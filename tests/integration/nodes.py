@@ -12,6 +12,7 @@ import httpx
 from omnirelay.core.options import QueueOptions
 from omnirelay.node.node import Node
 from omnirelay.node.settings import LogSection, NodeSection, NodeSettings, ShardSettings
+from tests.patience import PATIENCE_S
 
 
 def settings_for(data: Path | None, *namespaces: str, options: QueueOptions | None = None) -> NodeSettings:
@@ -43,7 +44,7 @@ class Http:
     """Calls of a node as any HTTP client would make them."""
 
     def __init__(self, node: Node, namespace: str = "resourcelease") -> None:
-        self.client = httpx.AsyncClient(base_url=node.url, timeout=30)
+        self.client = httpx.AsyncClient(base_url=node.url, timeout=PATIENCE_S)
         self.namespace = namespace
 
     async def __aenter__(self) -> Http:

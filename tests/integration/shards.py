@@ -17,6 +17,7 @@ from omnirelay.log import EventLog, MemoryLog, SqliteLog
 from omnirelay.log.base import Frame, Position
 from omnirelay.log.frame import decode_frame
 from omnirelay.testing.clock import FakeClock
+from tests.patience import PATIENCE_S
 
 NAMESPACE: Final = "jobs"
 WORKER: Final = Caller(peer_id="worker-1")
@@ -103,7 +104,7 @@ def start(call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 async def soon(awaitable: Awaitable[T]) -> T:
     """What must come without time going by. The limit is only there so that a hang is a failure."""
-    return await asyncio.wait_for(awaitable, 10)
+    return await asyncio.wait_for(awaitable, PATIENCE_S)
 
 
 async def frames_of(log: EventLog, from_sequence: int = 1) -> list[Frame]:

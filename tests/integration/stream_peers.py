@@ -11,8 +11,10 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-PATIENCE_S = 20.0
-"""Only there so that a hang is a failure."""
+from tests.patience import PATIENCE_S
+
+# The library's own limits would end a stream on a machine that stands still for a while.
+_PATIENT: dict[str, Any] = {"open_timeout": PATIENCE_S, "ping_interval": None, "close_timeout": PATIENCE_S}
 
 Message = dict[str, Any]
 ITEM = {"payload": {"resourceType": "table", "resourceId": "orders"}}
@@ -124,7 +126,7 @@ def ack(verb: str, lease: Message, **fields: Any) -> Message:
 async def connected(url: str, namespace: str = "resourcelease", **options: Any) -> Peer:
     """A new stream to the node at this address."""
     socket = await connect(
-        stream_url(url, namespace), max_size=None, compression=None, proxy=None, close_timeout=1, **options
+        stream_url(url, namespace), max_size=None, compression=None, proxy=None, **{**_PATIENT, **options}
     )
     return Peer(socket)
 

@@ -28,6 +28,7 @@ from omnirelay.errors import (
 from tests.integration.http_sockets import until
 from tests.integration.node_process import NodeProcess
 from tests.integration.nodes import running_node
+from tests.patience import PATIENCE_S
 
 both_ways = pytest.mark.parametrize("mode", ["stream", "http"])
 SMALL = QueueOptions(capacity=1, high_watermark=10)
@@ -198,7 +199,7 @@ async def test_enqueues_that_wait_hold_up_no_acknowledgement(mode: Any) -> None:
         await until(lambda: node.dispatcher.active == 150)
         await client.heartbeat(lease)
         await client.complete(lease)
-        done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_S)
         assert len(done) == 1
         for each in left:
             each.cancel()

@@ -15,6 +15,7 @@ from omnirelay.errors import DeadlineExceeded, Unavailable
 from tests.integration.http_sockets import until
 from tests.integration.node_process import NodeProcess, network_before
 from tests.integration.nodes import running_node
+from tests.patience import PATIENCE_S
 from tests.property.strategies import LONG
 
 
@@ -150,7 +151,7 @@ async def test_a_watch_goes_on_behind_the_last_event_after_the_node_was_killed(t
             await asyncio.to_thread(node.start)
             for number in range(10, 40):
                 await client.enqueue("table", str(number))
-            await asyncio.wait_for(enough.wait(), 20)
+            await asyncio.wait_for(enough.wait(), PATIENCE_S)
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             assert seen == list(range(1, len(seen) + 1))

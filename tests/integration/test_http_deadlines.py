@@ -16,6 +16,7 @@ from omnirelay.core.options import QueueOptions
 from omnirelay.log import MemoryLog
 from omnirelay.node.node import Node
 from tests.integration.nodes import Http, running_node
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -45,7 +46,7 @@ def in_ms(ms: float) -> str:
 
 async def timed(call: Any) -> tuple[httpx.Response, float]:
     started = time.monotonic()
-    response: httpx.Response = await asyncio.wait_for(call, 15)
+    response: httpx.Response = await asyncio.wait_for(call, PATIENCE_S)
     return response, (time.monotonic() - started) * 1000
 
 
@@ -108,7 +109,7 @@ async def test_a_deadline_that_is_far_away_is_as_good_as_none(http: Http, header
     waiting = asyncio.ensure_future(http.post("lease", {}, **headers))
     enqueued = await http.post("enqueue", ITEM, **headers)
     assert enqueued.status_code == 200
-    assert (await asyncio.wait_for(waiting, 15)).json()["sequenceId"] == enqueued.json()["sequenceId"]
+    assert (await asyncio.wait_for(waiting, PATIENCE_S)).json()["sequenceId"] == enqueued.json()["sequenceId"]
 
 
 @pytest.mark.parametrize("ttl_ms", ["500", "640.5"])
@@ -129,14 +130,14 @@ async def test_a_lease_without_any_limit_waits_for_work(http: Http) -> None:
     await http.call("lease", {"waitMs": 1})
     assert not waiting.done()
     await http.call("enqueue", ITEM)
-    assert (await asyncio.wait_for(waiting, 15))["attempt"] == 1
+    assert (await asyncio.wait_for(waiting, PATIENCE_S))["attempt"] == 1
 
 
 async def test_an_enqueue_without_room_is_refused_at_once_without_a_deadline_and_just_before_it_with_one(
     http: Http,
 ) -> None:
     await http.call("enqueue", ITEM)
-    at_once = await asyncio.wait_for(http.post("enqueue", ITEM), 15)
+    at_once = await asyncio.wait_for(http.post("enqueue", ITEM), PATIENCE_S)
     assert at_once.status_code == 429
     response, took_ms = await timed(http.post("enqueue", ITEM, Rpc_Ttl_Ms="300"))
     assert (response.status_code, response.json()["code"]) == (429, "error.resourcelease.backpressure")
@@ -161,7 +162,7 @@ async def test_get_answers_with_what_is_there_when_its_time_is_over(http: Http) 
     waiting = asyncio.ensure_future(http.call("get", {"sequenceId": sequence_id, "waitMs": 60_000}))
     lease = await http.call("lease", {"waitMs": 0})
     await http.call("complete", {"ownershipToken": lease["ownershipToken"]})
-    assert (await asyncio.wait_for(waiting, 15))["item"]["state"] == "completed"
+    assert (await asyncio.wait_for(waiting, PATIENCE_S))["item"]["state"] == "completed"
 
 
 async def test_a_log_slower_than_the_deadline_makes_a_lease_empty_and_takes_nothing() -> None:
@@ -182,7 +183,7 @@ async def test_a_watch_ends_at_its_deadline(http: Http) -> None:
     url = f"/v1/{http.namespace}/watch"
     late = await http.client.get(url, headers={"Rpc-Ttl-Ms": "0"})
     assert (late.status_code, late.json()["code"]) == (504, "deadline-exceeded")
-    followed = await asyncio.wait_for(http.client.get(url, headers={"Rpc-Ttl-Ms": "200"}), 15)
+    followed = await asyncio.wait_for(http.client.get(url, headers={"Rpc-Ttl-Ms": "200"}), PATIENCE_S)
     assert followed.status_code == 200
     assert "event: error\n" in followed.text
     assert "deadline-exceeded" in followed.text

@@ -24,6 +24,7 @@ from omnirelay.telemetry.meters import CallMeter
 from omnirelay.transport.http import HttpInbound
 from tests.integration.http_sockets import until
 from tests.integration.nodes import Http, running_node
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 ITEM = {"payload": {"resourceType": "table", "resourceId": "orders"}}
@@ -151,7 +152,7 @@ async def test_the_example_of_an_embedded_service_runs() -> None:
         try:
             # The socket listens already, so the first call waits until the service is up.
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
                 first = await client.post("/v1/tables/compact", json={"table": "sales.orders"})
                 assert first.status_code == 200, first.text
                 again = await client.post("/v1/tables/compact", json={"Table": "sales.orders", "unknown": 1})
@@ -162,4 +163,4 @@ async def test_the_example_of_an_embedded_service_runs() -> None:
                 assert refused.status_code == 400
         finally:
             server.terminate()
-            await asyncio.wait_for(server.wait(), 30)
+            await asyncio.wait_for(server.wait(), PATIENCE_S)

@@ -14,6 +14,7 @@ from omnirelay.core.options import QueueOptions
 from omnirelay.node.node import Node
 from tests.integration.http_sockets import Wire, call_bytes, until
 from tests.integration.nodes import Http, running_node
+from tests.patience import PATIENCE_MS, PATIENCE_S
 
 ITEM = {"payload": {"resourceType": "table", "resourceId": "orders"}}
 
@@ -25,7 +26,7 @@ on_every_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["
 
 async def leased_at_once(http: Http) -> dict[str, Any]:
     """What the next client gets. Its lease must come long before the 30 s after which a lost one would expire."""
-    lease: dict[str, Any] = await asyncio.wait_for(http.call("lease", {"waitMs": 15_000}), 15)
+    lease: dict[str, Any] = await asyncio.wait_for(http.call("lease", {"waitMs": PATIENCE_MS}), PATIENCE_S)
     assert lease, "the item stayed with a caller that is gone"
     return lease
 
@@ -124,7 +125,7 @@ async def test_a_grant_whose_caller_is_gone_when_it_is_decided_is_released_in_th
         answer = await http.call("enqueue", {"items": [ITEM] * 10})
         leases: list[dict[str, Any]] = []
         while len(leases) < 10:
-            page = await asyncio.wait_for(http.call("lease", {"waitMs": 15_000, "maxItems": 10}), 15)
+            page = await asyncio.wait_for(http.call("lease", {"waitMs": PATIENCE_MS, "maxItems": 10}), PATIENCE_S)
             assert page["leases"]
             leases += page["leases"]
         assert sorted(lease["sequenceId"] for lease in leases) == [each["sequenceId"] for each in answer["results"]]

@@ -20,6 +20,7 @@ from omnirelay.service.component import ResourceLeaseComponent
 from omnirelay.transport.http import HttpInbound
 from tests.integration.http_sockets import Wire, call_bytes, until
 from tests.integration.nodes import Http, running_node
+from tests.patience import PATIENCE_S
 
 ITEM = {"payload": {"resourceType": "table", "resourceId": "orders"}}
 CONNECTIONS = 2_000
@@ -138,9 +139,9 @@ async def test_thousands_of_idle_connections_cost_little_and_hold_up_nobody() ->
             idle = await connected(node, CONNECTIONS)
             grown = resident_bytes() - before
             for number in range(50):
-                answer = await asyncio.wait_for(http.call("enqueue", ITEM), 10)
+                answer = await asyncio.wait_for(http.call("enqueue", ITEM), PATIENCE_S)
                 assert answer["stats"]["pendingCount"] == number + 2
-            assert (await asyncio.wait_for(http.client.get("/readyz"), 10)).status_code == 200
+            assert (await asyncio.wait_for(http.client.get("/readyz"), PATIENCE_S)).status_code == 200
             assert grown < CONNECTIONS * IDLE_BYTES_MAX, f"{grown // CONNECTIONS} bytes for each idle connection"
             # They are idle, not dead: each is served when it speaks.
             for wire in idle[::100]:
@@ -164,7 +165,7 @@ async def test_hundreds_of_long_polls_hold_up_nobody_and_each_gets_its_item() ->
         for wire in wires:
             await wire.send(call_bytes("lease", {"waitMs": 60_000}))
         await until(lambda: node.dispatcher.active == 300)
-        assert (await asyncio.wait_for(http.call("stats"), 10))["stats"]["pendingCount"] == 0
+        assert (await asyncio.wait_for(http.call("stats"), PATIENCE_S))["stats"]["pendingCount"] == 0
         answer = await http.call("enqueue", {"items": [ITEM] * 300})
         leases = [(await wire.response()).json() for wire in wires]
         expected = [each["sequenceId"] for each in answer["results"]]

@@ -16,6 +16,7 @@ import pytest
 from omnirelay.core.options import QueueOptions
 from omnirelay.log.sqlite import SqliteLog
 from tests.integration.nodes import Http, running_node
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 ITEM = {"payload": {"resourceType": "table", "resourceId": "orders"}}
@@ -30,7 +31,7 @@ class Process:
         self.process.send_signal(number)
 
     async def ended(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), 30)
+        return await asyncio.wait_for(self.process.wait(), PATIENCE_S)
 
 
 @asynccontextmanager
@@ -40,7 +41,7 @@ async def node_process(data: Path) -> AsyncIterator[Process]:
     )
     try:
         assert process.stdout is not None
-        port = int(await asyncio.wait_for(process.stdout.readline(), 30))
+        port = int(await asyncio.wait_for(process.stdout.readline(), PATIENCE_S))
         yield Process(process, port)
     finally:
         if process.returncode is None:
@@ -50,14 +51,14 @@ async def node_process(data: Path) -> AsyncIterator[Process]:
 
 async def waiting_calls(client: httpx.AsyncClient, count: int) -> None:
     """Until so many calls are being served."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while (await client.get("/healthz")).json()["activeRequests"] < count:
             pass
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_ends_the_node_in_order(tmp_path: Path, number: signal.Signals) -> None:
-    async with node_process(tmp_path) as node, httpx.AsyncClient(base_url=node.url, timeout=30) as client:
+    async with node_process(tmp_path) as node, httpx.AsyncClient(base_url=node.url, timeout=PATIENCE_S) as client:
         about = json.loads((tmp_path / "node.json").read_text())
         assert (about["url"], about["pid"]) == (node.url, node.process.pid)
         await client.post("/v1/resourcelease/enqueue", json=ITEM)
@@ -71,7 +72,7 @@ async def test_a_signal_ends_the_node_in_order(tmp_path: Path, number: signal.Si
         waiting = [asyncio.ensure_future(call) for call in calls]
         await waiting_calls(client, 4)
         node.signal(number)
-        lease, leases, item, watched = await asyncio.wait_for(asyncio.gather(*waiting), 30)
+        lease, leases, item, watched = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE_S)
         assert (lease.status_code, lease.json()) == (200, {})
         assert (leases.status_code, leases.json()) == (200, {"leases": []})
         assert (item.status_code, item.json()["item"]["state"]) == (200, "leased")
@@ -91,7 +92,7 @@ async def test_an_enqueue_that_waits_for_room_is_told_to_come_back() -> None:
         waiting = asyncio.ensure_future(http.post("enqueue", {**ITEM, "waitMs": 60_000}))
         await waiting_calls(http.client, 1)
         await node.stop()
-        refused = await asyncio.wait_for(waiting, 30)
+        refused = await asyncio.wait_for(waiting, PATIENCE_S)
         assert (refused.status_code, refused.json()["code"]) == (503, "error.resourcelease.draining")
         assert refused.headers["retry-after"] == "1"
 
@@ -106,7 +107,7 @@ async def test_a_second_signal_ends_the_node_at_once(tmp_path: Path) -> None:
         async with httpx.AsyncClient(base_url=node.url) as client:
             await client.get("/healthz")
         node.signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while node.process.returncode is None:
                 try:
                     _, other = await asyncio.open_connection(host, int(port))
@@ -120,7 +121,7 @@ async def test_a_second_signal_ends_the_node_at_once(tmp_path: Path) -> None:
 
 async def test_a_node_that_was_stopped_starts_again_on_the_same_directory(tmp_path: Path) -> None:
     for number in range(2):
-        async with node_process(tmp_path) as node, httpx.AsyncClient(base_url=node.url, timeout=30) as client:
+        async with node_process(tmp_path) as node, httpx.AsyncClient(base_url=node.url, timeout=PATIENCE_S) as client:
             stats = (await client.post("/v1/resourcelease/stats", json={})).json()["stats"]
             assert stats["pendingCount"] == number
             await client.post("/v1/resourcelease/enqueue", json=ITEM)
@@ -136,6 +137,6 @@ async def test_two_nodes_cannot_share_a_directory(tmp_path: Path) -> None:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        _, errors = await asyncio.wait_for(second.communicate(), 30)
+        _, errors = await asyncio.wait_for(second.communicate(), PATIENCE_S)
         assert second.returncode != 0
         assert b"error.log.locked" in errors or b"LogLocked" in errors

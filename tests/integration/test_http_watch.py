@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.integration.http_sockets import Wire, request_bytes, until
 from tests.integration.nodes import Http, running_node
+from tests.patience import PATIENCE_S
 
 ITEM = {"payload": {"resourceType": "table", "resourceId": "orders"}}
 INSTANT = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00$")
@@ -33,7 +34,7 @@ async def history(http: Http, query: str = "from=1", **headers: str) -> list[Eve
     """The events there are, to the end of the log."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     url = f"/v1/{http.namespace}/watch?untilCaughtUp=true&{query}"
-    response = await asyncio.wait_for(http.client.get(url, headers=named), 15)
+    response = await asyncio.wait_for(http.client.get(url, headers=named), PATIENCE_S)
     assert response.status_code == 200, response.text
     return events_in(response.text)
 
@@ -58,7 +59,7 @@ async def following(http: Http, query: str = "", **headers: str) -> AsyncIterato
 
 
 async def take(events: AsyncIterator[Event], count: int) -> list[Event]:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(PATIENCE_S):
         return [await anext(events) for _ in range(count)]
 
 
@@ -218,7 +219,7 @@ async def test_a_watch_ends_when_the_node_stops() -> None:
         reading = asyncio.ensure_future(http.client.get("/v1/resourcelease/watch?from=1"))
         await until(lambda: node.dispatcher.active == 1)
         await node.stop()
-        response = await asyncio.wait_for(reading, 15)
+        response = await asyncio.wait_for(reading, PATIENCE_S)
         assert response.status_code == 200
 
 
@@ -229,7 +230,7 @@ async def test_a_reader_that_does_not_read_holds_nobody_up() -> None:
         body = "A" * 200_000
         for number in range(40):
             item = {"payload": {"resourceType": "t", "resourceId": f"r{number}", "body": body}}
-            assert (await asyncio.wait_for(http.call("enqueue", item), 15))["duplicate"] is False
+            assert (await asyncio.wait_for(http.call("enqueue", item), PATIENCE_S))["duplicate"] is False
         wire.reset()
         await until(lambda: node.dispatcher.active == 0)
 

@@ -46,6 +46,7 @@ from tests.integration.restores import (
 from tests.integration.shards import NAMESPACE, enqueued, events_of, kinds_of, one_lease
 from tests.integration.test_replication_node import ITEM, caught_up, node_with
 from tests.integration.test_replication_node import sink as settings_of
+from tests.patience import PATIENCE_S
 from tests.segment_logs import S3Server
 
 ROOT = Path(__file__).parents[2]
@@ -360,7 +361,7 @@ async def test_two_restores_into_one_place_do_not_meet(tmp_path: Path) -> None:
 def _killed(lake: Path, data: Path, where: str) -> subprocess.CompletedProcess[bytes]:
     child = [sys.executable, "-m", "tests.integration.restore_child", str(lake), str(data), NAMESPACE, where]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(child, cwd=ROOT, env=env, capture_output=True, timeout=60, check=False)
+    return subprocess.run(child, cwd=ROOT, env=env, capture_output=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.mark.parametrize("where", ["copy", "prove", "rename"])

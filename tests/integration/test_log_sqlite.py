@@ -24,6 +24,7 @@ from omnirelay.log.sqlite.writer import JOURNAL_BYTES_MAX
 from omnirelay.log.witness import read_witness
 from omnirelay.testing.conformance import EventLogConformance, Leader, frames_of
 from tests.integration.log_sqlite import SHARD, SqliteStore, digest
+from tests.patience import PATIENCE_S
 
 
 class TestSqliteLog(EventLogConformance):
@@ -221,7 +222,7 @@ async def test_the_witness_follows_the_last_append_and_is_never_ahead(store: Sql
         for _ in range(2):
             written.clear()
             await leader.append_many(3)
-            await asyncio.wait_for(written.wait(), 10)
+            await asyncio.wait_for(written.wait(), PATIENCE_S)
             witness = read_witness(store.witness)
             assert witness is not None
             assert witness.position == leader.position

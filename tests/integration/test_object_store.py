@@ -18,6 +18,7 @@ from omnirelay.segments.connecting import connect
 from omnirelay.segments.errors import ObjectMissing, SegmentStoreUnusable
 from omnirelay.segments.local import LocalObjectStore
 from omnirelay.segments.store import ObjectStore, prove_one_winner
+from tests.patience import PATIENCE_S
 from tests.segment_logs import S3Server
 
 
@@ -257,7 +258,7 @@ for work in (
 
 def test_a_library_that_is_missing_is_named_with_what_brings_it(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", _WITHOUT, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     lines = done.stdout.splitlines()
     assert len(lines) == 2
@@ -269,7 +270,7 @@ def test_nobody_imports_the_libraries_who_does_not_use_them() -> None:
         "import sys, omnirelay, omnirelay.node.node, omnirelay.cli.main, omnirelay.replication.kinds;"
         "sys.exit(any(name.partition('.')[0] in ('pyarrow', 'obstore') for name in sys.modules))"
     )
-    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_S, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
 from omnirelay.testing.node import TestNode
 from omnirelay.testing.sinks import SHARD, SinkConformance
 from tests.cli.processes import command, environment
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "sink_plugin"
@@ -55,7 +56,7 @@ def test_wrong_options_are_named(tmp_path: Path, options: dict[str, object], wor
 def test_a_node_runs_a_sink_that_another_package_brings(tmp_path: Path) -> None:
     target = tmp_path / "packages"
     install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
-    subprocess.run([sys.executable, "-m", "pip", *install, str(EXAMPLE)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "pip", *install, str(EXAMPLE)], check=True, timeout=PATIENCE_S)
     [snippet] = re.findall(r"^```toml\n(.*?)^```", (EXAMPLE / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "omnirelay.toml").write_text(CONFIG + snippet)
     path = os.pathsep.join([str(target), *(each for each in sys.path if each)])
@@ -78,7 +79,7 @@ def test_a_node_runs_a_sink_that_another_package_brings(tmp_path: Path) -> None:
                 assert status["state"] != "failed", status
     finally:
         node.terminate()
-        node.communicate(timeout=30)
+        node.communicate(timeout=PATIENCE_S)
     with (tmp_path / "data" / "sheets" / "resourcelease.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["eventType"] for row in rows][-1] == "Enqueue"
@@ -97,7 +98,7 @@ async def test_the_sink_of_the_guide_works() -> None:
         follower = Follower("counts", sink, shard, checkpoints, FollowSettings(linger_ms=0))
         follower.start()
         await client.enqueue("table", "orders")
-        await asyncio.wait_for(follower.wait_confirmed(shard.last_sequence), 10)
+        await asyncio.wait_for(follower.wait_confirmed(shard.last_sequence), PATIENCE_S)
         await follower.stop()
         await checkpoints.close()
     assert sink.counts["Enqueue"] == 1

@@ -26,6 +26,7 @@ from tests.integration.shards import (
     soon,
     start,
 )
+from tests.patience import PATIENCE_S
 
 UNAVAILABLE = "error.resourcelease.log_unavailable"
 
@@ -44,7 +45,7 @@ class Answers:
 
     async def outcomes(self) -> dict[str, object]:
         """What each got; a call that got nothing within a few seconds is a hang."""
-        await asyncio.wait(self.calls.values(), timeout=5)
+        await asyncio.wait(self.calls.values(), timeout=PATIENCE_S)
         return {
             name: (call.exception() or call.result()) if call.done() else "still waits"
             for name, call in self.calls.items()
@@ -99,7 +100,7 @@ async def test_closing_while_the_disk_is_full_answers_everyone(together: int) ->
     calls = [start(shard.enqueue(each)) for each in items(together)]
     await settle()
     await soon(shard.close())
-    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), PATIENCE_S)
     assert [type(outcome) for outcome in outcomes] == [LogUnavailable] * together
     assert "still waits" not in (await waiting.outcomes()).values()
     tried = len(log.tried)
@@ -117,7 +118,7 @@ async def test_a_disk_that_fills_up_during_the_close_does_not_hold_it_up() -> No
     closing = start(shard.close())
     await settle()
     await clock.advance(5_000)
-    done, _ = await asyncio.wait([closing, call], timeout=5)
+    done, _ = await asyncio.wait([closing, call], timeout=PATIENCE_S)
     assert done == {closing, call}
     assert isinstance(call.exception(), LogUnavailable)
 
@@ -135,7 +136,7 @@ async def test_an_unknown_outcome_gives_the_shard_up_and_the_next_start_learns_i
     await settle()
     log.fail_next_append(fault)
     calls = [start(shard.enqueue(each)) for each in items(together)]
-    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), PATIENCE_S)
     assert [type(outcome) for outcome in outcomes] == [LogOutcomeUnknown] * together
     for outcome in (await waiting.outcomes()).values():
         assert isinstance(outcome, LogOutcomeUnknown)
@@ -158,7 +159,7 @@ async def test_a_shard_that_was_taken_over_gives_up(together: int) -> None:
     await settle()
     new = await Shard.open(log.reopen(), clock=clock, owner="new")
     calls = [start(old.enqueue(each)) for each in items(together)]
-    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), PATIENCE_S)
     assert [type(outcome) for outcome in outcomes] == [LogFenced] * together
     for outcome in (await waiting.outcomes()).values():
         assert isinstance(outcome, LogFenced)
@@ -187,7 +188,7 @@ async def test_an_internal_error_answers_everyone_too(together: int) -> None:
     await settle()
     log.broken = True
     calls = [start(shard.enqueue(each)) for each in items(together)]
-    _, hanging = await asyncio.wait(calls, timeout=5)
+    _, hanging = await asyncio.wait(calls, timeout=PATIENCE_S)
     assert not hanging, f"{len(hanging)} callers were never answered"
     for call in calls:
         assert isinstance(call.exception(), OmniRelayError)

@@ -26,14 +26,13 @@ from omnirelay.testing.sinks import SHARD, SinkConformance, made_event, made_eve
 from tests.integration.nodes import Http
 from tests.integration.test_replication_node import ITEM, node_with
 from tests.integration.test_replication_node import sink as settings_of
+from tests.patience import PATIENCE_S
 from tests.servers import KafkaServer
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("OMNIRELAY_LONG") != "1", reason="the long form only: make replication-test"),
     pytest.mark.timeout(900),
 ]
-
-PATIENCE_S = 120
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,6 +29,7 @@ from tests.integration.nodes import Http
 from tests.integration.shards import soon
 from tests.integration.test_replication_node import ITEM, caught_up, node_with
 from tests.integration.test_replication_node import sink as settings_of
+from tests.patience import PATIENCE_S
 from tests.servers import NatsServer
 
 
@@ -38,9 +39,9 @@ def name_of(directory: Path) -> str:
 
 
 async def with_stream(server: NatsServer, use: Callable[[JetStreamContext], Any], **how: Any) -> Any:
-    connection = await nats.connect(server.url, **how)
+    connection = await nats.connect(server.url, connect_timeout=int(PATIENCE_S), **how)
     try:
-        return await use(connection.jetstream())
+        return await use(connection.jetstream(timeout=PATIENCE_S))
     finally:
         await connection.close()
 
@@ -51,7 +52,7 @@ async def messages(server: NatsServer, stream: str, **how: Any) -> list[Msg]:
     async def read(context: JetStreamContext) -> list[Msg]:
         count = (await context.stream_info(stream)).state.messages
         consumer = await context.subscribe(">", stream=stream, ordered_consumer=True)
-        return [await consumer.next_msg(10) for _ in range(count)]
+        return [await consumer.next_msg(PATIENCE_S) for _ in range(count)]
 
     return list(await with_stream(server, read, **how))
 
@@ -211,14 +212,16 @@ async def test_a_server_that_is_killed_in_the_middle_has_every_event_in_order(ow
     random = Random(7)
     sink = NatsSink(own_server.url)
     await sink.open(SHARD)
-    failures = 0
     for start in range(0, len(events), 500):
         batch = events[start : start + 500]
+        certain = start == 1_000
+        if certain:
+            own_server.pause()  # The others may come too late to matter; this kill does not.
         delivering = asyncio.create_task(sink.apply(batch))
         await asyncio.sleep(random.uniform(0, 0.03))
         await asyncio.to_thread(own_server.kill)
         await asyncio.wait((delivering,))
-        failures += delivering.exception() is not None
+        assert delivering.exception() is not None or not certain
         # What was acknowledged is there after the crash; of what was not, the beginning.
         await asyncio.to_thread(own_server.start)
         held = sequences(await messages(own_server, "OMNIRELAY_EVENTS"))
@@ -226,23 +229,28 @@ async def test_a_server_that_is_killed_in_the_middle_has_every_event_in_order(ow
         assert len(held) >= start + (0 if delivering.exception() else len(batch))
         await delivered(sink, batch)
     await sink.close()
-    assert failures, "every kill came too late to matter"
     found = await messages(own_server, "OMNIRELAY_EVENTS")
     assert [message.data for message in found] == [event.json() for event in events]
 
 
-async def delivered(sink: NatsSink, batch: Sequence[ReplicatedEvent]) -> None:
-    """As a follower does: again until it is taken."""
+async def repeated(work: Callable[[], Awaitable[object]]) -> None:
+    """As a follower does: again until it is done."""
     while True:
         try:
-            return await sink.apply(batch)
+            await work()
+            return
         except Unavailable:
             continue
 
 
+async def delivered(sink: NatsSink, batch: Sequence[ReplicatedEvent]) -> None:
+    await repeated(lambda: sink.apply(batch))
+
+
 async def test_a_server_that_hangs_is_given_up_in_time_and_catches_up(own_server: NatsServer) -> None:
     sink = NatsSink(own_server.url, timeout_ms=1_000)
-    await sink.open(SHARD)
+    # On a busy machine this little time may be too short for a connection.
+    await repeated(lambda: sink.open(SHARD))
     own_server.pause()
     try:
         with pytest.raises(Unavailable, match=r"no acknowledgement within 0\.9 s"):

@@ -15,7 +15,8 @@ from websockets.uri import parse_uri
 
 from tests.integration.node_process import NodeProcess
 from tests.integration.nodes import Http, running_node
-from tests.integration.stream_peers import ITEM, PATIENCE_S, connected, peer_of, stream_url
+from tests.integration.stream_peers import ITEM, connected, peer_of, stream_url
+from tests.patience import PATIENCE_S
 
 BODY = "A" * 1_000_000
 LARGE = {"payload": {**ITEM["payload"], "body": BODY}}

@@ -17,6 +17,7 @@ from omnirelay.rpc.calls import Call, Reply
 from omnirelay.rpc.dispatcher import Proceed
 from tests.integration.nodes import running_node
 from tests.integration.stream_peers import ITEM, peer_of
+from tests.patience import PATIENCE_S
 
 
 class HungDisk:
@@ -67,7 +68,7 @@ async def test_a_client_stops_waiting_when_its_time_is_over() -> None:
 
 async def untold(call: Call, proceed: Proceed) -> Reply:
     """A layer that may do anything: calls behind it get a task each."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         assert call.request is None
         assert isinstance(json.loads(call.body), dict)
         return await proceed(call)

@@ -10,14 +10,15 @@ import pytest
 from omnirelay.core.options import QueueOptions
 from tests.integration.http_sockets import until
 from tests.integration.nodes import Http, running_node
-from tests.integration.stream_peers import ITEM, PATIENCE_S, ack, connected, peer_of, token_of
+from tests.integration.stream_peers import ITEM, ack, connected, peer_of, token_of
+from tests.patience import PATIENCE_MS, PATIENCE_S
 
 SHORT = QueueOptions(lease_duration_ms=300, heartbeat_interval_ms=100, requeue_delay_ms=0)
 
 
 async def leased_now(http: Http, **request: Any) -> dict[str, Any]:
     """What the next client gets: it must come long before a lost lease would run out."""
-    lease: dict[str, Any] = await asyncio.wait_for(http.call("lease", {"waitMs": 15_000, **request}), PATIENCE_S)
+    lease: dict[str, Any] = await asyncio.wait_for(http.call("lease", {"waitMs": PATIENCE_MS, **request}), PATIENCE_S)
     assert lease, "the item stayed with a peer that is gone"
     return lease
 

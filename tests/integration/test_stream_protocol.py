@@ -14,7 +14,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from omnirelay.core.options import QueueOptions
 from tests.integration.nodes import Http, running_node
-from tests.integration.stream_peers import ITEM, PATIENCE_S, ack, connected, peer_of, stream_url, token_of
+from tests.integration.stream_peers import ITEM, ack, connected, peer_of, stream_url, token_of
+from tests.patience import PATIENCE_S
 
 MIB = 1024 * 1024
 
@@ -276,7 +277,7 @@ def test_a_node_that_stops_says_so_to_every_stream(run: Any) -> None:
             await with_credit.round_trip()
             await idle.round_trip()
             codes = [asyncio.ensure_future(peer.closed()) for peer in (with_credit, idle)]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await node.stop()
             assert [(await code)[0] for code in codes] == [1012, 1012]
 

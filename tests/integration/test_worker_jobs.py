@@ -19,9 +19,9 @@ from omnirelay.worker.worker import Worker
 from tests.integration.http_sockets import until
 from tests.integration.node_process import network_before
 from tests.integration.nodes import running_node
+from tests.patience import PATIENCE_MS, PATIENCE_S
 
 SHORT = QueueOptions(lease_duration_ms=600, heartbeat_interval_ms=150)
-PATIENCE_MS = 20_000
 
 
 @asynccontextmanager
@@ -33,7 +33,7 @@ async def working(handlers: Handlers, url: str, **options: Any) -> AsyncIterator
     finally:
         worker.stop()
         worker.stop()
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, PATIENCE_S)
 
 
 async def ended(client: Client, sequence_id: int) -> Any:
@@ -237,7 +237,7 @@ async def test_a_cancelled_item_stops_its_handler_and_ends(kind: str) -> None:
     @handlers.handle("sync")
     def in_a_thread(job: Job) -> None:
         started.set()
-        job.wait_stopped(20)
+        job.wait_stopped(PATIENCE_S)
         stopped.append(job.stop_reason)
         job.check()
 
@@ -306,7 +306,7 @@ async def test_a_lost_lease_stops_the_handler(force: bool) -> None:
             await client.cancel(sequence_id, force=True)
         else:
             network.swallow()
-        await asyncio.wait_for(stopped.wait(), 20)
+        await asyncio.wait_for(stopped.wait(), PATIENCE_S)
         assert worker.counts.lost == 1
         network.heal()
         await ended(client, sequence_id)
@@ -323,7 +323,7 @@ async def test_a_thread_that_does_not_stop_keeps_its_place() -> None:
         ran.append(job.resource_id)
         started.set()
         if job.resource_id == "stubborn":
-            release.wait(20)
+            release.wait(PATIENCE_S)
 
     async with (
         running_node() as node,
@@ -406,7 +406,7 @@ async def test_a_graceful_stop_finishes_within_its_budget_and_releases_the_rest(
         more = (await client.enqueue("job", "later")).sequence_id
         gate.set()
         assert (await ended(client, ids["short"])).state == "completed"
-        await asyncio.wait((running,), timeout=20)
+        await asyncio.wait((running,), timeout=PATIENCE_S)
         assert running.done()
         for sequence_id in (ids["endless"], ids["c"], ids["d"], ids["e"], more):
             item = await client.get(sequence_id)

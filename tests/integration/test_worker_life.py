@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ from tests.integration.node_process import NodeProcess, network_before
 from tests.integration.nodes import running_node
 from tests.integration.stream_peers import connected, peer_of
 from tests.integration.test_worker_jobs import ended, shard_leases, working
+from tests.patience import PATIENCE_MS, PATIENCE_S
+from tests.processes import freeze, thaw
 
 LEASE_MS = 1_500
 
@@ -70,7 +71,7 @@ async def test_a_worker_cut_off_stops_its_handlers_before_the_lease_can_run_out(
         watching = client.watch(types=["Expired"])
         expired = asyncio.ensure_future(anext(watching))
         network.swallow()
-        await asyncio.wait_for(expired, 20)
+        await asyncio.wait_for(expired, PATIENCE_S)
         await watching.aclose()
         ran_out_at = time.monotonic()
         [(stopped_at, reason)] = stopped
@@ -149,14 +150,14 @@ async def test_what_was_not_begun_comes_back_at_once_after_the_node_was_killed(t
             await until(lambda: worker.health().waiting == 0)
             await asyncio.to_thread(node.start)
             gate.set()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 for sequence_id in ids:
-                    item = await client.get(sequence_id, wait_ms=20_000)
+                    item = await client.get(sequence_id, wait_ms=PATIENCE_MS)
                     assert (item.state, item.attempt) == ("completed", 1)
 
 
 async def reported(client: Client, sequence_id: int, data: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         progress = None
         while progress is None or progress.data != data:
             progress = (await client.get(sequence_id)).progress
@@ -262,18 +263,18 @@ async def test_a_worker_that_slept_past_its_lease_is_refused_and_stops(tmp_path:
                 beating = asyncio.ensure_future(anext(beats))
                 sequence_id = (await client.enqueue("job", "x")).sequence_id
                 assert await asyncio.to_thread(zombie.stdout.readline) == "begun 1\n"
-                await asyncio.wait_for(beating, 20)
+                await asyncio.wait_for(beating, PATIENCE_S)
                 await beats.aclose()
                 stale = (await client.get(sequence_id)).ownership_token
                 assert stale is not None
-                zombie.send_signal(signal.SIGSTOP)
-                [lease] = await client.lease(peer_id="other", wait_ms=20_000)
+                await asyncio.to_thread(freeze, zombie)
+                [lease] = await client.lease(peer_id="other", wait_ms=PATIENCE_MS)
                 assert lease.attempt == 2
                 assert lease.ownership_token.fence is not None
                 assert stale.fence is not None
                 assert lease.ownership_token.fence > stale.fence
                 assert (await client.complete(lease, peer_id="other")).success
-                zombie.send_signal(signal.SIGCONT)
+                thaw(zombie)
                 assert await asyncio.to_thread(zombie.stdout.readline) == "ended lost\n"
                 async with peer_of(node.url) as peer:
                     token = {"sequenceId": stale.sequence_id, "attempt": stale.attempt, "leaseId": stale.lease_id}

@@ -24,7 +24,7 @@ RETRY_MS: Final = 100
 
 STARTS_MAX: Final = 12
 
-SPIN_S: Final = 10
+SPIN_S: Final = 120
 """Far more than a try takes; a shard that wakes itself up again and again lets no time go by at all."""
 
 T = TypeVar("T")

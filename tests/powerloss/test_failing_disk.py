@@ -18,6 +18,7 @@ from omnirelay.log.sqlite import SqliteLog
 from omnirelay.log.sqlite import writer as sqlite_writer
 from omnirelay.testing.clock import FakeClock, settle
 from omnirelay.testing.disk import RecordingVFS
+from tests.patience import PATIENCE_S
 from tests.powerloss.conftest import LONG
 from tests.powerloss.failing import FailingDisk, Story
 from tests.powerloss.recording import NAMESPACE, PromiseBroken
@@ -107,7 +108,7 @@ async def test_a_stalled_shard_waits_quietly_although_something_is_due(workspace
         while shard.failure is None:
             await settle()
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 await clock.advance(450)
         except TimeoutError:
             for call in calls:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from omnirelay.core.options import QueueOptions
 from omnirelay.node.node import Node
 from tests.integration.nodes import settings_for
+from tests.patience import PATIENCE_S
 
 Answer = tuple[int, bytes]
 
@@ -44,7 +45,7 @@ class Server:
 
     def send(self, data: bytes, *, half_close: bool = True) -> bytes:
         """Everything that comes back until the node closes the connection; it must not keep us waiting."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as wire:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as wire:
             try:
                 wire.sendall(data)
                 if half_close:
@@ -63,7 +64,7 @@ class Server:
         """One whole request on a connection that stays open until it is answered."""
         lines = [b"POST " + path + b" HTTP/1.1", b"Host: test", b"Content-Length: %d" % len(body), b"Connection: close"]
         lines += [name + b": " + value for name, value in headers]
-        with socket.create_connection(("127.0.0.1", self.port), timeout=15) as wire:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as wire:
             wire.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + body)
             answer = b""
             while part := wire.recv(65_536):

@@ -54,7 +54,7 @@ def test_answers_are_as_the_api_document_says(server: Server, schema: Any, verb:
     @given(case=operation.as_strategy(generation_mode=mode))
     def run(case: Any) -> None:
         # Whatever is drawn for the limits of a call, this one is the earliest that matters here.
-        response = case.call(headers={"Context-TTL-MS": "60"}, timeout=20)
+        response = case.call(headers={"Context-TTL-MS": "60"}, timeout=120)
         assert response.status_code < 500 or response.status_code in LEGITIMATE, response.text
         # To a stream of events the schema of its text does not apply.
         case.validate_response(response, checks=CHECKS[:2] if verb == "watch" else CHECKS)

@@ -11,6 +11,7 @@ from omnirelay.log.base import EventLog
 from omnirelay.log.memory import MemoryLog
 from omnirelay.testing.clock import FakeClock, settle
 from tests.builders import new_item
+from tests.patience import PATIENCE_S
 from tests.property.shard_facts import HeldLog
 
 WORKER = Caller(peer_id="w")
@@ -28,7 +29,7 @@ async def test_a_shard_waits_quietly_for_a_slow_disk_when_something_is_due() -> 
     log.before.clear()
     calls = [asyncio.ensure_future(shard.enqueue([new_item(name)])) for name in ("b", "c")]
     await settle()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await clock.advance(60_000)
     log.before.set()
     await asyncio.gather(*calls)
@@ -47,7 +48,7 @@ async def test_a_lease_call_that_came_just_before_the_close_is_answered() -> Non
     closing = asyncio.ensure_future(shard.close())
     await settle()
     log.before.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await closing
         await asyncio.wait([waiting, behind, *calls])
     assert all(call.done() for call in (waiting, behind, *calls))

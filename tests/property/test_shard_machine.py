@@ -29,6 +29,7 @@ from omnirelay.log.memory import MemoryLog
 from omnirelay.log.sqlite import SqliteLog
 from omnirelay.testing.clock import FakeClock
 from tests.builders import lease_ids, replay
+from tests.patience import PATIENCE_S
 from tests.property.shard_calls import CALLS, WRITES, Call, Callers
 from tests.property.shard_facts import Facts, HeldLog, events_of
 from tests.property.strategies import LONG, profile
@@ -74,7 +75,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(20):  # Only there so that a hang is a failure.
+            async with asyncio.timeout(PATIENCE_S):  # Only there so that a hang is a failure.
                 await work
 
         self.runner.run(bounded())

@@ -14,6 +14,7 @@ from omnirelay.testing.sinks import made_event
 from omnirelay.wire.event_classes import classes
 from omnirelay.wire.event_filling import UNKNOWN
 from omnirelay.wire.event_protobuf import from_protobuf, to_protobuf
+from tests.patience import PATIENCE_S
 
 LEASE = "3f2504e0-4f89-41d3-9a0c-0305e82c3301"
 
@@ -180,4 +181,4 @@ for call, given in ((to_protobuf, b"{}"), (from_protobuf, b"")):
     else:
         raise AssertionError("nobody missed the library")
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_S)
