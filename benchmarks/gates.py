@@ -34,6 +34,7 @@ from omnirelay.core.events import Event
 from omnirelay.core.options import Limit, QueueOptions
 from omnirelay.core.payload import ANONYMOUS, NewItem, Payload
 from omnirelay.core.state import State
+from omnirelay.engine.huge_pages import HugePages
 from omnirelay.engine.ids import lease_ids
 from omnirelay.engine.process import tune_process
 from omnirelay.engine.settings import EngineSettings
@@ -104,9 +105,14 @@ def filled(depth: int, gated: bool) -> State:
         apply(state, GrantLeases(lease_duration_ms=3_600_000), START_MS, START_MS, ids, [])
         enqueue(blocked_items(BLOCKED))
     enqueue(some_items(depth, gated))
+    return state
+
+
+def settle() -> None:
+    """As a node that has had this state for some seconds: out of the collector's sight, and in large pages."""
     gc.collect()
     gc.freeze()
-    return state
+    HugePages().collapse_full()
 
 
 def frame_of(state: State, fresh: list[NewItem], now_ms: int, ids: Any) -> int:
@@ -124,6 +130,7 @@ def frame_of(state: State, fresh: list[NewItem], now_ms: int, ids: Any) -> int:
 
 def measure_rules(depth: int, gated: bool, frames: int) -> dict[str, Any]:
     state = filled(depth, gated)
+    settle()
     ids = lease_ids()
     costs: list[tuple[float, float]] = []
     for number in range(frames):
@@ -150,8 +157,7 @@ async def measure_durable(directory: Path, depth: int, gated: bool, rounds: int)
                 await shard.enqueue(blocked_items(CALL))
         for start in range(0, depth, CALL):
             await shard.enqueue(some_items(min(CALL, depth - start), gated))
-        gc.collect()
-        gc.freeze()
+        settle()
         rates = []
         for _ in range(rounds):
             batches = [[some_items(BATCH, gated) for _ in range(3)] for _ in range(4)]

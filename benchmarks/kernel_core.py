@@ -19,6 +19,7 @@ from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import ANONYMOUS, NewItem, Payload
 from omnirelay.core.rules.grant import decide_next_grant
 from omnirelay.core.state import State
+from omnirelay.engine.huge_pages import HugePages
 from omnirelay.engine.ids import lease_ids
 from omnirelay.log.frame import encode_frame
 
@@ -151,6 +152,7 @@ def growth(depths: tuple[int, ...], passes: int) -> None:
     """The states stand side by side and take turns, so that a busy moment hits all of them."""
     print("\nCost per cycle against the number of pending items (rules, encode and hash; us)")
     states = {depth: filled(depth) for depth in depths}
+    HugePages().collapse_full()  # As a node has done some seconds after it started.
     ids = lease_ids()
     costs: dict[int, list[float]] = {depth: [] for depth in depths}
     load = Load.now()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from omnirelay.engine.huge_pages import HugePages
 from omnirelay.engine.process import tune_process
 from omnirelay.errors import OmniRelayError
 from omnirelay.node.node import Node
@@ -23,7 +24,12 @@ def run_node(settings: NodeSettings, on_ready: Callable[[Node], None]) -> None:
     """
     tune_process()
     _allow_many_connections()
-    _loop_run(_serve(settings, on_ready))
+    pages = HugePages()
+    pages.start()
+    try:
+        _loop_run(_serve(settings, on_ready))
+    finally:
+        pages.stop()
 
 
 async def _serve(settings: NodeSettings, on_ready: Callable[[Node], None]) -> None:
