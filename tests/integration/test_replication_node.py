@@ -251,9 +251,10 @@ async def test_a_node_stops_soon_although_a_sink_hangs(monkeypatch: pytest.Monke
 
     server = await asyncio.start_server(hang, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with node_with(sink("hook", "webhook", url=f"http://127.0.0.1:{port}/")) as node, Http(node) as http:
+    hook = sink("hook", "webhook", url=f"http://127.0.0.1:{port}/", follow=FollowSettings(timeout_ms=600_000))
+    async with node_with(hook) as node, Http(node) as http:
         await http.call("enqueue", ITEM)
         await soon(asked.wait())
-        await asyncio.wait_for(node.stop(), 5)
+        await soon(node.stop())
         await soon(hung_up.wait())
     server.close()

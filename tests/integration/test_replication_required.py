@@ -32,7 +32,7 @@ from tests.integration.nodes import Http, settings_for
 from tests.integration.shards import Place, enqueued, events_of, items, on_every_log, one_lease, soon, start
 
 LIMITED = FollowSettings(
-    linger_ms=0, retry_first_ms=1, retry_max_ms=5, timeout_ms=60_000, required=True, lag_events_max=10
+    linger_ms=0, retry_first_ms=1, retry_max_ms=5, timeout_ms=600_000, required=True, lag_events_max=10
 )
 
 

@@ -19,7 +19,7 @@ from omnirelay.worker.worker import Worker
 from tests.integration.http_sockets import until
 from tests.integration.node_process import network_before
 from tests.integration.nodes import running_node
-from tests.patience import PATIENCE_MS, PATIENCE_S
+from tests.patience import PATIENCE_MS, PATIENCE_S, Stillness
 
 SHORT = QueueOptions(lease_duration_ms=600, heartbeat_interval_ms=150)
 
@@ -40,6 +40,15 @@ async def ended(client: Client, sequence_id: int) -> Any:
     item = await client.get(sequence_id, wait_ms=PATIENCE_MS)
     assert item.state in ("completed", "dead", "cancelled"), item
     return item
+
+
+def renewed(job: Job, times: int) -> None:
+    """Keep this thread busy until the lease was renewed so often: nothing else makes what remains of it more."""
+    before = job.remaining_ms()
+    while times and not job.stopped:
+        now = job.remaining_ms()
+        times -= now > before
+        before = now
 
 
 def shard_leases(node: Node) -> int:
@@ -184,13 +193,13 @@ async def test_progress_is_handed_to_the_next_attempt_and_bad_progress_costs_not
             job.report(fraction=7.5)
             job.report(data=object())
             job.report(message="\ud800")
-            job.wait_stopped(1.5)  # Two lease durations: the lease is kept although what was reported is refused.
+            renewed(job, 3)  # The lease is kept although what was reported is refused.
             assert not job.stopped
             job.report(0.5, "half", {"row": 7})
-            job.wait_stopped(0.2)
             raise ValueError("again")
 
-    async with running_node(options=SHORT) as node, Client(node.url) as client, working(handlers, node.url):
+    options = QueueOptions(heartbeat_interval_ms=150)
+    async with running_node(options=options) as node, Client(node.url) as client, working(handlers, node.url):
         item = await ended(client, (await client.enqueue("job", "x")).sequence_id)
         assert (item.state, item.attempt) == ("completed", 2)
         assert seen == [None, {"row": 7}]
@@ -282,12 +291,13 @@ async def test_an_item_that_is_cancelled_before_its_turn_ends_too() -> None:
 @pytest.mark.parametrize("force", [True, False], ids=["forced", "expired"])
 async def test_a_lost_lease_stops_the_handler(force: bool) -> None:
     handlers = Handlers()
-    stopped = asyncio.Event()
+    begun, stopped = asyncio.Event(), asyncio.Event()
 
     @handlers.handle("job")
     async def run(job: Job) -> None:
         if job.attempt > 1:
             return
+        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -301,13 +311,13 @@ async def test_a_lost_lease_stops_the_handler(force: bool) -> None:
         working(handlers, network.url) as worker,
     ):
         sequence_id = (await client.enqueue("job", "x")).sequence_id
-        await until(lambda: worker.health().running == 1)
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
         if force:
             await client.cancel(sequence_id, force=True)
         else:
             network.swallow()
         await asyncio.wait_for(stopped.wait(), PATIENCE_S)
-        assert worker.counts.lost == 1
+        assert worker.counts.lost >= 1  # More when the machine stood still for longer than such a lease lasts.
         network.heal()
         await ended(client, sequence_id)
 
@@ -397,7 +407,7 @@ async def test_a_graceful_stop_finishes_within_its_budget_and_releases_the_rest(
         await gate.wait()
 
     async with running_node() as node, Client(node.url) as client:
-        worker = Worker(handlers, url=node.url, concurrency=2, prefetch=3, stop_budget_ms=1_500)
+        worker = Worker(handlers, url=node.url, concurrency=2, prefetch=3, stop_budget_ms=4_000)
         running = asyncio.ensure_future(worker.run())
         ids = {name: (await client.enqueue("job", name)).sequence_id for name in ("endless", "short", "c", "d", "e")}
         await until(lambda: worker.health().waiting == 3)
@@ -424,12 +434,16 @@ async def test_work_goes_on_where_no_stream_gets_through() -> None:
     async with running_node(options=SHORT) as node, network_before(node.url) as network, Client(node.url) as client:
         network.refuses_upgrades = True
         async with working(handlers, network.url):
-            for number in range(3):
+            pauses = [0.0, 0.7, 0.0]
+            while pauses:
                 # The call for leases has waited for longer than a lease lasts; what it brings is fresh all the same.
                 await until(lambda: node.dispatcher.active == 1)
-                await asyncio.sleep(0.7 if number == 1 else 0)
-                item = await ended(client, (await client.enqueue("job", "x")).sequence_id)
-                assert (item.state, item.attempt) == ("completed", 1)
+                await asyncio.sleep(pauses[0])
+                with Stillness() as stillness:
+                    item = await ended(client, (await client.enqueue("job", "x")).sequence_id)
+                if stillness.longest_s < 0.1:  # Else the lease was too short for this machine.
+                    assert (item.state, item.attempt) == ("completed", 1)
+                    pauses.pop(0)
 
 
 async def test_an_idle_stream_does_not_make_fresh_leases_look_old() -> None:
@@ -442,7 +456,11 @@ async def test_an_idle_stream_does_not_make_fresh_leases_look_old() -> None:
         assert job.remaining_ms() > 0
 
     async with running_node(options=options) as node, Client(node.url) as client, working(handlers, node.url):
-        for _ in range(8):
-            item = await ended(client, (await client.enqueue("job", "x")).sequence_id)
-            assert (item.state, item.attempt) == ("completed", 1)
+        shown = 0
+        while shown < 8:
+            with Stillness() as stillness:
+                item = await ended(client, (await client.enqueue("job", "x")).sequence_id)
+            if stillness.longest_s < 0.1:  # Else the lease was too short for this machine.
+                assert (item.state, item.attempt) == ("completed", 1)
+                shown += 1
             await asyncio.sleep(0.3)  # Idle on purpose: clocks go out once a second.
