@@ -23,6 +23,12 @@ DEV := $(VENV)/.dev-installed
 PACKAGE := $(VENV)/.package-installed
 BENCH := $(VENV)/.bench-installed
 
+# The second lane of the lakehouse has another Spark, and so an environment of its own.
+ICEBERG_VENV := .venv-iceberg
+ICEBERG_PY := $(ICEBERG_VENV)/bin/python
+ICEBERG_PIP := $(ICEBERG_PY) -m pip --quiet --disable-pip-version-check --no-input
+ICEBERG := $(ICEBERG_VENV)/.package-installed
+
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +59,14 @@ $(PACKAGE): pyproject.toml src/omnirelay/_version.py $(DEV)
 $(BENCH): requirements/bench.lock $(DEV)
 	@echo "setup: installing the clients of the systems to compare with"
 	@$(PIP) install --require-hashes -r requirements/bench.lock
+	@touch $@
+
+$(ICEBERG): requirements/iceberg.lock pyproject.toml src/omnirelay/_version.py
+	@python=$$(PYTHON='$(PYTHON)' sh scripts/find-python) || exit 1; \
+	echo "setup: creating $(ICEBERG_VENV) with $$("$$python" --version), for Iceberg"; \
+	"$$python" -m venv $(ICEBERG_VENV)
+	@$(ICEBERG_PIP) install --require-hashes -r requirements/iceberg.lock
+	@$(ICEBERG_PIP) install --no-deps --no-build-isolation --no-index --editable .
 	@touch $@
 
 .PHONY: setup
@@ -130,6 +144,10 @@ replication-test: setup servers kafka ## kill nodes and what their sinks write t
 spark-test: setup ## test with Spark, also on the packaged Java and through Spark Connect (long form)
 	@OMNIRELAY_LONG=1 $(PY) -m pytest tests/spark $(ARGS)
 
+.PHONY: test-iceberg
+test-iceberg: $(ICEBERG) ## test the lakehouse with Iceberg, and with Delta on the same Spark, in .venv-iceberg
+	@OMNIRELAY_LANE=iceberg $(ICEBERG_PY) -m pytest tests/iceberg $(ARGS)
+
 .PHONY: disk-test
 disk-test: setup ## cut the power at every write and fail every write and flush (long form)
 	@OMNIRELAY_LONG=1 $(PY) -m pytest -n 2 --dist worksteal tests/powerloss $(ARGS)
@@ -180,9 +198,12 @@ lock: $(MADE) ## write requirements/*.lock anew (ARGS=--upgrade: with the newest
 	$(LOCK) -c requirements/runtime.lock -o requirements/dev.lock requirements/dev.in >/dev/null; \
 	echo "lock: requirements/bench.lock"; \
 	$(LOCK) -c requirements/dev.lock -o requirements/bench.lock requirements/bench.in >/dev/null; \
+	echo "lock: requirements/iceberg.lock"; \
+	sed -n -e '/^pyspark==/d' -e 's/^\([A-Za-z0-9].*==.*\) \\$$/\1/p' requirements/dev.lock >"$$work/constraints"; \
+	$(LOCK) --no-annotate -c "$$work/constraints" -o requirements/iceberg.lock requirements/iceberg.in >/dev/null; \
 	if grep -n '://' requirements/*.lock; then echo "error: a lock names a host" >&2; exit 1; fi
 
 .PHONY: clean
-clean: ## remove .venv, builds and caches
-	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+clean: ## remove .venv, .venv-iceberg, builds and caches
+	@rm -rf $(VENV) $(ICEBERG_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

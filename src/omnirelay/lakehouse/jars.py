@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from omnirelay.lakehouse.errors import SparkUnusable
+from omnirelay.lakehouse.errors import ICEBERG_EXTRA, SparkUnusable
 from omnirelay.lakehouse.java import find_java, launcher_home
 from omnirelay.lakehouse.places import cache_directory, maven_repository
 
@@ -43,6 +43,9 @@ SHIPPED: Final = (
 )
 """Left out, because Spark has it or because only parts of Delta need it that are not used here."""
 
+ICEBERG: Final = {"4.1": "1.12.0"}
+"""By Spark the Iceberg that is made for it. There is none for every Spark."""
+
 FETCH_SECONDS: Final = 600
 
 
@@ -55,7 +58,28 @@ class Fetched(msgspec.Struct, frozen=True):
 
 def delta_coordinates() -> tuple[str, ...]:
     """The Delta for the Spark that is installed. Raises SparkUnusable when pyspark or delta-spark is not."""
-    return (f"io.delta:delta-spark_{'.'.join(_installed('pyspark').split('.')[:2])}_2.13:{_installed('delta-spark')}",)
+    return (f"io.delta:delta-spark_{_spark()}_2.13:{_installed('delta-spark')}",)
+
+
+def iceberg_coordinates() -> tuple[str, ...]:
+    """The Iceberg for the Spark that is installed. Raises SparkUnusable when there is none for it."""
+    iceberg = ICEBERG.get(_spark())
+    if iceberg is None:
+        raise SparkUnusable(
+            f"there is no Iceberg for Spark {_installed('pyspark')}, only for Spark {', '.join(ICEBERG)}:"
+            f" in an environment of its own, {ICEBERG_EXTRA}"
+        )
+    return (f"org.apache.iceberg:iceberg-spark-runtime-{_spark()}_2.13:{iceberg}",)
+
+
+def has_iceberg() -> bool:
+    """Whether there is an Iceberg for the Spark that is installed."""
+    return _spark() in ICEBERG
+
+
+def _spark() -> str:
+    """The Spark that jars are made for: 4.2 for 4.2.0."""
+    return ".".join(_installed("pyspark").split(".")[:2])
 
 
 def _installed(package: str) -> str:

@@ -1,4 +1,4 @@
-"""Spark sessions that start quickly, say nothing, and know Delta and the data source `omnirelay`.
+"""Spark sessions that start quickly, say nothing, and know Delta or Iceberg and the data source `omnirelay`.
 
     open_session()                      in this process, on all cores
     open_session("spark://host:7077")   on a cluster; also k8s://… and yarn
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from omnirelay.lakehouse.errors import needs_extra
-from omnirelay.lakehouse.jars import delta_coordinates, fetch_jars, spark_home
+from omnirelay.lakehouse.jars import delta_coordinates, fetch_jars, iceberg_coordinates, spark_home
 from omnirelay.lakehouse.java import find_java, launcher_home
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 LONG_RUN: Final = "-XX:+UseParallelGC"
 """Flags for work of minutes, which full compilation pays for."""
 
-_DELTA: Final = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-}
+_DELTA: Final = "io.delta.sql.DeltaSparkSessionExtension"
+_DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+_ICEBERG: Final = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+"""Its catalogue is named where the warehouse is known, in `formats_iceberg`."""
 
 _CLUSTER: Final = {
     # A reader with push-down is refused without it.
@@ -56,6 +56,7 @@ def open_session(
     *,
     app: str = "omnirelay",
     delta: bool = True,
+    iceberg: bool = False,
     driver_flags: str = QUICK_START,
     conf: Mapping[str, str] | None = None,
     **more: str,
@@ -75,7 +76,7 @@ def open_session(
         settings = {"spark.sql.session.timeZone": "UTC", **given}
     else:
         builder = SparkSession.builder.master(master).appName(app)
-        settings = {**_settings(master, driver_flags, delta=delta), **given}
+        settings = {**_settings(master, driver_flags, delta=delta, iceberg=iceberg), **given}
     for name, value in settings.items():
         builder = builder.config(name, value)
     with _environment_of_java(master):
@@ -89,14 +90,23 @@ def open_session(
     return spark
 
 
-def _settings(master: str, driver_flags: str, *, delta: bool) -> dict[str, str]:
+def _settings(master: str, driver_flags: str, *, delta: bool, iceberg: bool) -> dict[str, str]:
     quiet = f"-Dlog4j2.configurationFile={_logging_file().as_uri()}"
     settings = {**_CLUSTER, "spark.driver.extraJavaOptions": f"{driver_flags} {quiet}"}
     if master.startswith("local"):
         settings |= _LOCAL
+    jars: list[Path] = []
+    extensions: list[str] = []
     if delta:
-        settings |= _DELTA
-        settings["spark.jars"] = ",".join(str(path) for path in fetch_jars(delta_coordinates()))
+        jars += fetch_jars(delta_coordinates())
+        extensions.append(_DELTA)
+        settings["spark.sql.catalog.spark_catalog"] = _DELTA_CATALOG
+    if iceberg:
+        jars += fetch_jars(iceberg_coordinates())
+        extensions.append(_ICEBERG)
+    if jars:
+        settings["spark.jars"] = ",".join(map(str, jars))
+        settings["spark.sql.extensions"] = ",".join(extensions)
     return settings
 
 

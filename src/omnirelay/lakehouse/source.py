@@ -69,10 +69,15 @@ class OmniRelayDataSource(DataSource):
         return LogReader(read_options(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        # Older Sparks, which the Iceberg lane runs, do not have what a stream with limits takes.
-        from omnirelay.lakehouse.source_stream import LogStreamReader
+        options = read_options(self.options)
+        try:
+            from omnirelay.lakehouse.source_stream import LogStreamReader
+        except ImportError:
+            # Sparks before 4.2, as that of Iceberg, do not have what a stream with limits takes.
+            from omnirelay.lakehouse.source_stream_base import UnlimitedLogStreamReader
 
-        return LogStreamReader(read_options(self.options))
+            return UnlimitedLogStreamReader(options)
+        return LogStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from omnirelay.lakehouse.writing import ItemWriter, read_write_options

@@ -1,15 +1,10 @@
-"""The log as a stream. An offset is {shard: the last event that was read}.
-
-A batch that Spark repeats after a crash is planned from the same two offsets and gives the same events: nothing in a
-log changes. `commit` does nothing: Spark calls it too late to rely on, so nothing is ever trimmed because of it.
-"""
+"""The log as a stream with limits: how far the next batch goes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -17,26 +12,17 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from omnirelay.lakehouse.source import PiecePartition
-from omnirelay.lakehouse.source_filters import Wanted
 from omnirelay.lakehouse.source_options import SourceOptions
-from omnirelay.lakehouse.source_pieces import Extent, extents, pieces_between, read_piece
+from omnirelay.lakehouse.source_pieces import Extent, extents
+from omnirelay.lakehouse.source_stream_base import StreamReader
 from omnirelay.lakehouse.tail import first_behind
 
-if TYPE_CHECKING:
-    import pyarrow as pa
 
-
-class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class LogStreamReader(StreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
-        self.options = options
+        super().__init__(options)
         self.target: dict[str, int] | None = None
         """Where a stream that ends with what is there now ends."""
-
-    def initialOffset(self) -> dict[str, int]:
-        if self.options.from_latest:
-            return self._ends()
-        return dict(self.options.after)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable() if self.options.max_events is None else ReadMaxRows(self.options.max_events)
@@ -57,31 +43,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxRows):
             ends = self._limited(found, start, ends, limit.max_rows)
         return {shard: end for shard, end in ends.items() if end}
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        moved = [shard for shard in end if end[shard] > start.get(shard, 0)]
-        if not moved:
-            return []
-        found = extents(self.options, start, moved)
-        return [
-            PiecePartition(piece)
-            for shard, extent in found.items()
-            for piece in pieces_between(
-                extent,
-                start.get(shard, 0),
-                end[shard],
-                Wanted(),
-                fail_on_data_loss=self.options.fail_on_data_loss,
-            )
-        ]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, PiecePartition):
-            yield from read_piece(self.options, partition.piece, Wanted())
-
-    def _ends(self) -> dict[str, int]:
-        found = extents(self.options, None, self.options.shards)
-        return {shard: extent.last for shard, extent in found.items() if extent.last}
 
     def _limited(
         self, found: Mapping[str, Extent], start: Mapping[str, int], ends: Mapping[str, int], most: int
