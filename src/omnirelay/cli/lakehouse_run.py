@@ -113,7 +113,7 @@ def optimize(warehouse: Warehouse, kind: TableFormat = Kind.DELTA, master: Maste
     """Make few large files of many small ones. No row changes."""
     from omnirelay.lakehouse.tables import TABLES
 
-    with _tables(warehouse, kind, master) as tables:
+    with opened_tables(warehouse, kind, master) as tables:
         tables.optimize(TABLES)
     note("optimized")
 
@@ -135,7 +135,7 @@ def vacuum(
     """Remove files that the tables no longer need. Older versions of them cannot be read afterwards."""
     from omnirelay.lakehouse.tables import TABLES
 
-    with _tables(warehouse, kind, master) as tables:
+    with opened_tables(warehouse, kind, master) as tables:
         tables.vacuum(TABLES, keep_hours)
     note("vacuumed")
 
@@ -168,7 +168,7 @@ def _pipeline(source: str, warehouse: str, kind: Kind, master: str) -> Iterator[
 
 
 @contextmanager
-def _tables(warehouse: str, kind: Kind, master: str) -> Iterator[TableStore]:
+def opened_tables(warehouse: str, kind: Kind, master: str) -> Iterator[TableStore]:
     from omnirelay.lakehouse.formats import open_tables
 
     with _session(kind, master) as spark:
