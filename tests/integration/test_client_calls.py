@@ -28,7 +28,7 @@ from omnirelay.errors import (
 from tests.integration.http_sockets import until
 from tests.integration.node_process import NodeProcess
 from tests.integration.nodes import running_node
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_MS, PATIENCE_S
 
 both_ways = pytest.mark.parametrize("mode", ["stream", "http"])
 SMALL = QueueOptions(capacity=1, high_watermark=10)
@@ -185,7 +185,7 @@ async def test_a_deadline_ends_a_call(mode: Any) -> None:
         with pytest.raises((ResourceExhausted, DeadlineExceeded)):
             await client.enqueue("table", "b", timeout_ms=200)
         with pytest.raises(ResourceExhausted):
-            await client.enqueue("table", "b", wait_ms=1, timeout_ms=300)
+            await client.enqueue("table", "b", wait_ms=1, timeout_ms=3_000)
         assert await client.lease(resource_types=["other"], wait_ms=50) == []
         assert (await client.stats()).pending_count == 1
 
@@ -208,12 +208,12 @@ async def test_enqueues_that_wait_hold_up_no_acknowledgement(mode: Any) -> None:
 
 async def test_a_lease_that_comes_when_its_caller_has_gone_is_given_back() -> None:
     async with running_node() as node, Client(node.url) as client:
-        call = asyncio.ensure_future(client.lease(wait_ms=20_000, peer_id="impatient"))
+        call = asyncio.ensure_future(client.lease(wait_ms=PATIENCE_MS, peer_id="impatient"))
         await client.stats()
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         await client.enqueue("table", "a")
-        [lease] = await client.lease(wait_ms=15_000)
+        [lease] = await client.lease(wait_ms=PATIENCE_MS)
         assert lease.attempt == 1
 
 
