@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from omnirelay.cli import lakehouse_report, lakehouse_run
+from omnirelay.cli import lakehouse_audit, lakehouse_report, lakehouse_run
 from omnirelay.cli.commands import TOOLS, command, new_group
 from omnirelay.cli.exits import FAILED
 from omnirelay.cli.options import Format, Output
@@ -18,6 +18,7 @@ def add_to(app: typer.Typer) -> None:
     command(group, "doctor", _DOCTOR)(doctor)
     # Commands that run the pipeline register here, each module with its own add_to(group).
     lakehouse_run.add_to(group)
+    lakehouse_audit.add_to(group)
     lakehouse_report.add_to(group)
     app.add_typer(group, name="lakehouse", rich_help_panel=TOOLS)
 

@@ -1,0 +1,236 @@
+"""The audit of logs in segments: three opinions, each rule with what each of them found.
+
+                    ┌─ files    a task per segment ──┐
+    manifests ──────┤                                └─▶ sql    over what can be read
+                    └─ replay   a task per shard
+
+The replay of a shard is one long task, so it begins first and the others run beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from omnirelay.lakehouse.audit_digests import Known
+from omnirelay.lakehouse.audit_opinion import SqlOpinion, SqlResult, readable
+from omnirelay.lakehouse.audit_plan import ShardPlan
+from omnirelay.lakehouse.audit_rules import (
+    RULES,
+    Finding,
+    Findings,
+    Opined,
+    Opinion,
+    Replayed,
+    RuleResult,
+    results,
+)
+from omnirelay.lakehouse.audit_tasks import Options, ReplayDone, ReplayWork, SegmentWork, tasks
+
+T = TypeVar("T")
+
+_PENDING: Final = ("ready", "delayed")
+
+
+class ShardResult(msgspec.Struct, frozen=True):
+    """What was audited of a shard."""
+
+    shard: str
+    first: int
+    last: int
+    events: int
+    segments: int
+    replayed: Replayed
+    states: dict[str, int]
+    """Items by what SQL finds them to be at the end."""
+    remarks: list[str]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The outcome of an audit."""
+
+    rules: list[RuleResult]
+    shards: list[ShardResult]
+    events: int
+    seconds: float
+    complete: bool
+    """Whether every opinion saw all of it; a remark says where not."""
+
+    @property
+    def violations(self) -> int:
+        return sum(each.violations for each in self.rules)
+
+    @property
+    def clean(self) -> bool:
+        return self.violations == 0
+
+    def first(self) -> Iterator[Finding]:
+        for each in self.rules:
+            yield from each.first
+
+
+def _unseen(what: str) -> None:
+    """Nobody looks."""
+
+
+class Audit:
+    """One look at the segments that were planned. It only reads."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        address: str,
+        plans: Collection[ShardPlan],
+        found: Collection[Findings] = (),
+        *,
+        known: Mapping[str, Known] | None = None,
+        options: Options = None,
+        report: Callable[[str], None] = _unseen,
+    ) -> None:
+        """`plans` and `found` are what `plan` says; `known` what logs of the node say about their states."""
+        self._spark = spark
+        self._address = address
+        self._plans = list(plans)
+        self._found = [Opined.of(each) for each in found]
+        self._unplanned = [each.shard for each in found if each.shard not in {plan.shard for plan in plans}]
+        self._known = known or {}
+        self._options = options
+        self._report = report
+
+    def run(self) -> Report:
+        began = time.monotonic()
+        with ThreadPoolExecutor(1, thread_name_prefix="omnirelay-audit") as pool:
+            replaying = pool.submit(self._replayed)
+            files = self._files()
+            sql = self._sql(files)
+            replayed = replaying.result()
+        opined = [*self._found, *files, *(each.opined for each in replayed), *sql.opined]
+        opined += self._compared(replayed, sql)
+        shards = self._shards({each.replayed.shard: each.replayed for each in replayed}, sql)
+        return Report(
+            rules=results(opined, self._looked(replayed, sql)),
+            shards=shards,
+            events=sum(each.events for each in shards),
+            seconds=time.monotonic() - began,
+            complete=not self._unplanned and not any(each.remarks for each in shards),
+        )
+
+    # -- the opinions --------------------------------------------------------------------------
+
+    def _files(self) -> list[Opined]:
+        places = [(number, at) for number, plan in enumerate(self._plans) for at in range(len(plan.entries))]
+        if not places:
+            return []
+        work = SegmentWork(self._address, self._options, self._plans, places)
+        done = _collected(tasks(self._spark, len(places), work), Opined)
+        self._report(f"files: {len(places)} segments read")
+        return done
+
+    def _replayed(self) -> list[ReplayDone]:
+        if not self._plans:
+            return []
+        work = ReplayWork(self._address, self._options, self._plans, dict(self._known))
+        done = _collected(tasks(self._spark, len(self._plans), work), ReplayDone)
+        self._report(f"replay: {sum(each.replayed.events for each in done)} events")
+        return done
+
+    def _sql(self, files: Collection[Opined]) -> SqlResult:
+        usable = {(each.shard, each.place): each.usable for each in files}
+        entries = {
+            plan.shard: readable(plan, [usable[plan.shard, at] for at in range(len(plan.entries))])
+            for plan in self._plans
+        }
+        plans = {plan.shard: plan for plan in self._plans}
+        return SqlOpinion(self._spark, self._address, plans, entries, self._report).run()
+
+    # -- together ------------------------------------------------------------------------------
+
+    def _compared(self, replayed: Collection[ReplayDone], sql: SqlResult) -> list[Opined]:
+        """Where both opinions saw all of a shard, they have to end with the same items."""
+        compared = []
+        for each in replayed:
+            done = each.replayed
+            counted = sql.states.get(done.shard)
+            if counted is None or done.remark or done.begun or done.shard in sql.remarks:
+                continue
+            ours = (sum(done.states[name] for name in _PENDING), done.states["leased"], done.states["dead"])
+            theirs = (counted["pending"], counted["leased"], counted["dead"])
+            if ours != theirs:
+                findings = Findings("replay", done.shard)
+                findings.add(
+                    "ends",
+                    done.last,
+                    "at the end the replay has {} items pending, {} leased and {} dead,".format(*ours)
+                    + " SQL {}, {} and {}".format(*theirs),
+                )
+                compared.append(Opined.of(findings))
+        return compared
+
+    def _looked(self, replayed: Collection[ReplayDone], sql: SqlResult) -> dict[str, set[Opinion]]:
+        """Which opinions looked at which rule, at least in one shard."""
+        there: set[Opinion] = {"files"}
+        if any(each.replayed.digest is not None for each in replayed):
+            there.add("replay")
+        if sql.states:
+            there.add("sql")
+        looked = {rule.id: set(rule.opinions) & there for rule in RULES}
+        if not any(each.replayed.snapshots for each in replayed):
+            looked["digests"] = set()
+        return looked
+
+    def _shards(self, replayed: Mapping[str, Replayed], sql: SqlResult) -> list[ShardResult]:
+        made = []
+        for plan in self._plans:
+            done = replayed[plan.shard]
+            remarks = [done.remark, sql.remarks.get(plan.shard), *self._unknown(plan)]
+            made.append(
+                ShardResult(
+                    plan.shard,
+                    max(plan.first, plan.anchor.sequence + 1),
+                    plan.last,
+                    sum(entry.events for entry in plan.entries),
+                    len(plan.entries),
+                    done,
+                    sql.states.get(plan.shard, {}),
+                    [each for each in remarks if each is not None],
+                )
+            )
+        return made
+
+    def _unknown(self, plan: ShardPlan) -> list[str]:
+        if plan.whole:
+            return []
+        return [f"with SQL nothing is known of items from before event {plan.anchor.sequence + 1}"]
+
+
+def _collected(rows: DataFrame, kind: type[T]) -> list[T]:
+    read = partial(msgspec.json.decode, type=kind)
+    return [read(row["done"]) for row in rows.collect()]
+
+
+def as_plain(report: Report) -> dict[str, Any]:
+    """The report for programs."""
+    return {
+        "clean": report.clean,
+        "complete": report.complete,
+        "violations": report.violations,
+        "events": report.events,
+        "seconds": round(report.seconds, 3),
+        "rules": [
+            {
+                "id": each.rule.id,
+                "sentence": each.rule.sentence,
+                "opinions": each.counts,
+                "violations": each.violations,
+                "first": [msgspec.to_builtins(finding) for finding in each.first],
+            }
+            for each in report.rules
+        ],
+        "shards": [msgspec.to_builtins(each) for each in report.shards],
+    }

@@ -1,0 +1,97 @@
+"""The work of an audit as Spark's tasks: which segment, which shard, and what came of it as rows of JSON.
+
+A task gets its number and finds in what it was sent along with what to do. It reads segments from the store itself: in
+order, whole, and also those that Spark's scan would fail on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from omnirelay.lakehouse.audit_digests import Known
+from omnirelay.lakehouse.audit_plan import ShardPlan
+from omnirelay.lakehouse.audit_replay import Replay
+from omnirelay.lakehouse.audit_rules import Findings, Opined, Replayed
+from omnirelay.lakehouse.audit_segments import SegmentCheck
+from omnirelay.segments.connecting import connect
+from omnirelay.segments.errors import ObjectMissing
+from omnirelay.segments.manifest import segment_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROW: Final = "done STRING"
+
+Options: TypeAlias = dict[str, Any] | None
+"""Of the object store."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ReplayDone(msgspec.Struct, frozen=True):
+    """What the task of a shard sends back."""
+
+    opined: Opined
+    replayed: Replayed
+
+
+class SegmentWork(msgspec.Struct, frozen=True):
+    """The opinion on one segment. `places` are (number of the plan, number of the segment in it)."""
+
+    address: str
+    options: Options
+    plans: list[ShardPlan]
+    places: list[tuple[int, int]]
+
+    def run(self, number: int) -> bytes:
+        of_plan, at = self.places[number]
+        plan = self.plans[of_plan]
+        entry = plan.entries[at]
+        findings = Findings("files", plan.shard, plan.first, plan.last)
+        check = SegmentCheck(findings, entry, plan.log_id, thorough=plan.looked_at(entry))
+        check.run(asyncio.run(self._fetched(segment_key(plan.shard, entry.name))))
+        return _encode(Opined.of(findings, usable=check.usable, place=at))
+
+    async def _fetched(self, key: str) -> bytes | None:
+        store = await connect(self.address, self.options, writable=False)
+        try:
+            return await store.get(key)
+        except ObjectMissing:
+            return None
+
+
+class ReplayWork(msgspec.Struct, frozen=True):
+    """The opinion of the replay on one shard."""
+
+    address: str
+    options: Options
+    plans: list[ShardPlan]
+    known: dict[str, Known]
+
+    def run(self, number: int) -> bytes:
+        plan = self.plans[number]
+        findings = Findings("replay", plan.shard, plan.first, plan.last)
+        replayed = asyncio.run(self._replayed(plan, findings))
+        return _encode(ReplayDone(Opined.of(findings), replayed))
+
+    async def _replayed(self, plan: ShardPlan, findings: Findings) -> Replayed:
+        store = await connect(self.address, self.options, writable=False)
+        return await Replay(store, plan, self.known.get(plan.shard), findings).run()
+
+
+def tasks(spark: SparkSession, count: int, work: SegmentWork | ReplayWork) -> DataFrame:
+    """A row of JSON for each number below `count`, each made by a task of its own."""
+    # A function of a module and what it is given travel; one that is made here would take its whole module along.
+    return spark.range(0, count, 1, count).mapInArrow(partial(_worked, work), ROW)
+
+
+def _worked(work: SegmentWork | ReplayWork, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield pa.RecordBatch.from_arrays([pa.array([work.run(number).decode()])], names=["done"])
