@@ -62,7 +62,7 @@ from omnirelay.core.rules.upkeep import (
     decide_time,
 )
 from omnirelay.core.state import State
-from omnirelay.errors import InvalidArgument
+from omnirelay.errors import InvalidArgument, OmniRelayError
 
 Ids = Callable[[], str]
 """Gives a new lease id each time: a lower-case UUID."""
@@ -87,6 +87,36 @@ def apply(state: State, command: cmd.Command, now_ms: int, arrived_ms: int, ids:
     evolve_all(state, events)
     out += events
     return answer
+
+
+def acknowledge_all(
+    state: State,
+    commands: Any,
+    now_ms: int,
+    arrived_ms: int,
+    ids: Ids,
+    out: list[ev.Event],
+    ends: list[int],
+    outcomes: list[Any],
+    events_max: int,
+    bytes_max: int,
+) -> None:
+    """Decide acknowledgements from where `outcomes` ends, each on its own: one that is refused changes nothing for the
+    others. Stops early when `out` has `events_max` events or the results have more than `bytes_max` bytes.
+    """
+    for at in range(len(outcomes), len(commands)):
+        if len(out) >= events_max or bytes_max < 0:
+            return
+        command = commands[at]
+        try:
+            outcomes.append(apply(state, command, now_ms, arrived_ms, ids, out))
+            ends.append(len(out))
+        except OmniRelayError as error:
+            outcomes.append(error)
+        if type(command) is _COMPLETE_ITEM:
+            result = command.result
+            if result is not None:
+                bytes_max -= len(result)
 
 
 def _apply_plain_complete(

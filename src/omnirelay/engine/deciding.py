@@ -13,13 +13,12 @@ from typing import Any
 from omnirelay.core.commands import (
     AdvanceTime,
     Command,
-    CompleteItem,
     EnforceCaps,
     ExpireLeases,
     ReturnUndelivered,
     SignalBackpressure,
 )
-from omnirelay.core.decide import Ids, apply, check_enqueue
+from omnirelay.core.decide import Ids, acknowledge_all, apply, check_enqueue
 from omnirelay.core.intake import check_grant
 from omnirelay.core.rules.enqueue import is_repeat
 from omnirelay.core.rules.grant import repeated_grants
@@ -104,26 +103,24 @@ class Decider:
 
     def _acknowledge(self, batch: Batch, request: AcknowledgeRequest, now_ms: int) -> bool:
         """Decide what fits of a batch of acknowledgements; true when all of it did."""
-        state, ids, events, ends = self.state, self._ids, batch.events, batch.commands
-        outcomes = request.outcomes
-        commands = request.commands
+        outcomes, commands = request.outcomes, request.commands
         batch.deciding = [request.future]
         if request.future.done() and not outcomes:
             return True
-        arrived_ms = request.arrived_ms
-        bytes_left = FRAME_BODY_BYTES_MAX
-        while len(outcomes) < len(commands):
-            if len(events) >= self._events_max or bytes_left < 0:
-                return False
-            command = commands[len(outcomes)]
-            try:
-                outcome = apply(state, command, now_ms, arrived_ms, ids, events)
-                ends.append(len(events))
-            except OmniRelayError as error:
-                outcome = error
-            outcomes.append(outcome)
-            if type(command) is CompleteItem and command.result is not None:
-                bytes_left -= len(command.result)
+        acknowledge_all(
+            self.state,
+            commands,
+            now_ms,
+            request.arrived_ms,
+            self._ids,
+            batch.events,
+            batch.commands,
+            outcomes,
+            self._events_max,
+            FRAME_BODY_BYTES_MAX,
+        )
+        if len(outcomes) < len(commands):
+            return False
         batch.requests += 1
         batch.answer(request.future, outcomes[0] if request.single else outcomes)
         return True
