@@ -41,7 +41,7 @@ def test_peek_lists_leases_by_age_with_owner_fence_expiry_and_progress(relay: Re
     for name in ("a", "b"):
         relay.enqueue(name)
     relay.ok("lease", "--peer", "slow", "--duration", "10m")
-    second = relay.ok("lease", "--peer", "quick", "--duration", "10s", "-o", "json").json["ownershipToken"]
+    second = relay.ok("lease", "--peer", "quick", "--duration", "5m", "-o", "json").json["ownershipToken"]
     relay.ok("heartbeat", f"1:1:{relay.ok('get', 1, '-o', 'json').json['item']['ownershipToken']['leaseId']}")
     relay.ok("heartbeat", f"2:1:{second['leaseId']}", "--fraction", 0.25, "--message", "a quarter")
     head, first, other = relay.ok("peek", "--state", "leased").out.splitlines()

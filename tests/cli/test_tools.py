@@ -8,6 +8,7 @@ import pty
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,15 @@ def test_pipe_that_is_closed_early_is_no_traceback(relay: Relay) -> None:
     assert peek.wait(timeout=PATIENCE_S) == 1
 
 
+def read_terminal(here: int) -> bytes:
+    """All that is drawn until nobody has the other side any more. It holds little: who draws waits for who reads."""
+    shown = []
+    with open(here, "rb", buffering=0) as terminal, suppress(OSError):  # That is how a terminal says that it is over.
+        while data := terminal.read(1 << 16):
+            shown.append(data)
+    return b"".join(shown)
+
+
 @pytest.mark.parametrize("plain", [True, False])
 def test_colours_are_for_terminals_that_want_them(relay: Relay, plain: bool) -> None:
     env = {**environment(OMNIRELAY_URL=relay.url, OMNIRELAY_NAMESPACE=relay.namespace), "TERM": "xterm-256color"}
@@ -109,10 +119,9 @@ def test_colours_are_for_terminals_that_want_them(relay: Relay, plain: bool) -> 
         del env["NO_COLOR"]
     here, there = pty.openpty()
     done = subprocess.Popen(command("stats"), stdin=there, stdout=there, stderr=there, env=env)
-    done.wait(timeout=PATIENCE_S)
     os.close(there)
-    shown = os.read(here, 1 << 16)
-    os.close(here)
+    shown = read_terminal(here)
+    assert done.wait(timeout=PATIENCE_S) == 0
     assert b"ready" in shown
     assert (b"\x1b[1m" in shown) is not plain
 
@@ -123,10 +132,9 @@ def test_progress_is_drawn_at_terminals_only(relay: Relay, tmp_path: Path) -> No
     env = {**environment(OMNIRELAY_URL=relay.url, OMNIRELAY_NAMESPACE=relay.namespace), "TERM": "xterm-256color"}
     here, there = pty.openpty()
     done = subprocess.Popen(command("enqueue", "--from", file), stdout=subprocess.PIPE, stderr=there, env=env)
-    out, _ = done.communicate(timeout=PATIENCE_S)
     os.close(there)
-    drawn = os.read(here, 1 << 16).decode()
-    os.close(here)
+    drawn = read_terminal(here).decode()
+    out, _ = done.communicate(timeout=PATIENCE_S)
     assert out == b"enqueued 100 items\n"
     assert "4.1/4.1 kB" in drawn
     assert relay.ok("enqueue", "--from", file).err == ""

@@ -44,9 +44,9 @@ def test_a_worker_works_shows_that_it_lives_and_stops_on_sigterm(relay: Relay, t
     alive = tmp_path / "alive"
     worker = start_worker(relay, tmp_path, "jobs:handlers", "--peer", "w-1", "--liveness-file", str(alive))
     good, bad = relay.enqueue("a"), relay.ok("enqueue", "bad", "b", "-o", "json").json["sequenceId"]
-    done = relay.ok("get", good, "--wait", "20s", "-o", "json").json["item"]
+    done = relay.ok("get", good, "--wait", "2m", "-o", "json").json["item"]
     assert (done["state"], done["result"]) == ("completed", "eyJvZiI6ImEifQ==")
-    dead = relay.ok("get", bad, "--wait", "20s", "-o", "json").json["item"]
+    dead = relay.ok("get", bad, "--wait", "2m", "-o", "json").json["item"]
     assert (dead["state"], dead["lastError"]["code"]) == ("dead", "jobs.bucket")
     while not alive.exists():
         assert worker.poll() is None

@@ -72,7 +72,7 @@ def test_a_node_runs_a_sink_that_another_package_brings(tmp_path: Path) -> None:
         while not (tmp_path / "data" / "node.json").exists():
             assert node.stdout.readline(), "the node did not start"
         url = json.loads((tmp_path / "data" / "node.json").read_text())["url"]
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
             item = {"payload": {"resourceType": "table", "resourceId": "orders"}, "peerId": "anna"}
             client.post("/v1/resourcelease/enqueue", json=item).raise_for_status()
             while (status := client.post("/v1/replication/status", json={}).json()["sinks"][0])["lagEvents"]:
