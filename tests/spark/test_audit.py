@@ -1,0 +1,205 @@
+"""The audit finds what was planted in segments on the disk, and says nothing about a log that is whole.
+
+Every plant is a shard of its own, so that one run of Spark looks at all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from omnirelay.core.snapshot import digest
+from omnirelay.lakehouse.audit import Audit, Report, ShardResult
+from omnirelay.lakehouse.audit_digests import Known
+from omnirelay.lakehouse.audit_plan import plan
+from omnirelay.lakehouse.audit_rules import RULES, Finding
+from omnirelay.segments.archive import Archive
+from omnirelay.segments.connecting import connect
+from omnirelay.segments.manifest import Before
+from tests.spark import audit_plants as plants
+from tests.spark.workload import recorded, write_segments
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BOTH = {"replay", "sql"}
+RAW = {"files", "sql"}
+
+PLANTED = {
+    "gap": (plants.gap, plants.OPTIONS, "contiguity", RAW),
+    "wrong-chain": (plants.wrong_chain, plants.OPTIONS, "chain", RAW),
+    "not-applicable": (plants.not_applicable, plants.OPTIONS, "follows", {"replay"}),
+    "completed-leased": (plants.completed_item_leased, plants.OPTIONS, "life", BOTH),
+    "never-enqueued": (plants.never_enqueued, plants.OPTIONS, "life", BOTH),
+    "second-lease": (plants.second_lease, plants.OPTIONS, "one-lease", BOTH),
+    "stale-owner": (plants.stale_owner, plants.OPTIONS, "owner", BOTH),
+    "same-key": (plants.same_key_leased, plants.EXCLUSIVE, "exclusive-key", BOTH),
+    "wrong-fence": (plants.wrong_fence, plants.OPTIONS, "fences", BOTH),
+    "fence-of-elsewhere": (plants.fence_of_elsewhere, plants.OPTIONS, "fences", BOTH),
+    "type-limit": (plants.ready_leased, plants.LIMITED, "limits", BOTH),
+    "tenant-limit": (plants.same_tenant_leased, plants.BY_TENANT, "limits", BOTH),
+    "one-attempt-more": (plants.one_attempt_more, plants.OPTIONS, "limits", {"replay"}),
+    "beyond-capacity": (plants.beyond_capacity, plants.SMALL, "limits", BOTH),
+    "expired-early": (plants.expired_early, plants.OPTIONS, "expiry", {"replay"}),
+    "wrong-depth": (plants.wrong_depth, plants.OPTIONS, "depth", BOTH),
+    "never-expired": (plants.never_expired, plants.OPTIONS, "ends", BOTH),
+}
+"""By shard: what is planted in which log, the rule that is violated, and the opinions that have to say so."""
+
+
+class Audited:
+    """One audit of everything, and the event of each shard that is to be named."""
+
+    def __init__(self, report: Report, expected: dict[str, int]) -> None:
+        self.report = report
+        self.expected = expected
+
+    def found(self, shard: str) -> list[Finding]:
+        return [finding for finding in self.report.first() if finding.shard == shard]
+
+    def shard(self, name: str) -> ShardResult:
+        [found] = [each for each in self.report.shards if each.shard == name]
+        return found
+
+
+@pytest.fixture(scope="module")
+def audited(whole_spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Audited:
+    directory = tmp_path_factory.mktemp("segments")
+    expected: dict[str, int] = {}
+    for shard, (plant, options, _, _) in PLANTED.items():
+        log = plants.short_log(shard, options)
+        frame, expected[shard] = plant(log)
+        plants.write(directory, log, frame)
+    known = _write_whole(directory)
+    stretches: dict[str, dict[str, int]] = {}
+    for shard in ("before", "behind"):
+        log = plants.short_log(shard)
+        frame, at = plants.second_lease(log)
+        plants.write(directory, log, frame)
+        stretches[shard] = {"first": at + 1} if shard == "before" else {"last": at - 1}
+    expected |= _harm_files(directory)
+    _trim(directory)
+    plans, found = asyncio.run(plan(str(directory)))
+    plans = [msgspec.structs.replace(each, **stretches.get(each.shard, {})) for each in plans]
+    report = Audit(whole_spark.newSession(), str(directory), plans, found, known=known).run()
+    return Audited(report, expected)
+
+
+def _write_whole(directory: Path) -> dict[str, Known]:
+    """Logs without a fault; of one the node knows the digest, of another it says a wrong one."""
+    known = {}
+    for shard in ("whole", "wrong-digest"):
+        log = plants.short_log(shard)
+        plants.write(directory, log, pieces=2)
+        right = digest(log.state)
+        known[shard] = Known(log.log_id, {log.state.sequence: right if shard == "whole" else "0" * 64})
+    write_segments(directory, recorded("busy", seed=5, steps=250), pieces=4)
+    return known
+
+
+def _harm_files(directory: Path) -> dict[str, int]:
+    """Segments that are no longer what was written; the events where that is to be noticed."""
+    edited, damaged, missing = (plants.short_log(shard) for shard in ("edited", "damaged", "missing"))
+    for log in (edited, damaged, missing):
+        plants.write(directory, log, pieces=3)
+    plants.edit_column(directory, edited, "payload_resource_id", 3, "another")
+    last = damaged.frames[-1].last
+    plants.edit_column(directory, damaged, "peer_id", last, "nobody")
+    places = {}
+    for log in (damaged, missing):
+        middle = plants.segment_paths(directory, log.shard)[1]
+        places[log.shard] = int(middle.name.split("-")[0])
+        if log is damaged:
+            middle.write_bytes(b"PAR1 no longer")
+        else:
+            middle.unlink()
+    return {"edited": 3, **places}
+
+
+def _trim(directory: Path) -> None:
+    """A log whose oldest segments were dropped."""
+    write_segments(directory, recorded("trimmed", seed=8, steps=120), pieces=4)
+
+    async def drop() -> None:
+        archive = Archive(await connect(str(directory)), "trimmed")
+        manifest = await archive.newest()
+        assert manifest is not None
+        first, *rest = manifest.recent
+        change = msgspec.structs.replace(manifest.with_recent(tuple(rest)), anchor=Before.of(first.end))
+        await archive.change(lambda newest: change if newest == manifest else None)
+
+    asyncio.run(drop())
+
+
+@pytest.mark.parametrize("shard", PLANTED)
+def test_every_planted_violation_is_found_where_it_is(audited: Audited, shard: str) -> None:
+    _, _, rule, opinions = PLANTED[shard]
+    found = [finding for finding in audited.found(shard) if finding.rule == rule]
+    assert {finding.opinion for finding in found} == opinions
+    assert {finding.sequence for finding in found} == {audited.expected[shard]}
+    assert all(finding.what for finding in found)
+
+
+def test_every_rule_has_a_violation_that_it_found(audited: Audited) -> None:
+    broken = {each.rule.id for each in audited.report.rules if each.violations}
+    assert broken == {rule.id for rule in RULES}
+    for each in audited.report.rules:
+        # No opinion is silent about everything that was planted for it.
+        assert set(each.counts) == set(each.rule.opinions)
+        assert all(each.counts.values()), each.rule.id
+
+
+def test_whole_logs_are_clean(audited: Audited) -> None:
+    assert audited.found("whole") == audited.found("busy") == []
+    busy = audited.shard("busy")
+    assert not busy.remarks
+    assert busy.replayed.last == busy.last
+    assert busy.states["leased"] == busy.replayed.states["leased"]
+    assert audited.shard("whole").replayed.snapshots == 1
+
+
+def test_a_digest_that_the_node_did_not_record_is_named(audited: Audited) -> None:
+    [finding] = audited.found("wrong-digest")
+    assert (finding.rule, finding.sequence) == ("digests", audited.shard("wrong-digest").last)
+
+
+def test_an_edited_column_is_found_although_the_manifest_agrees(audited: Audited) -> None:
+    [finding] = audited.found("edited")
+    assert (finding.rule, finding.opinion, finding.sequence) == ("columns", "files", 3)
+    assert "payload_resource_id" in finding.what
+    assert "another" in finding.what
+
+
+def test_a_damaged_segment_is_named_and_the_rest_is_audited(audited: Audited) -> None:
+    cannot_be_read, behind = sorted(audited.found("damaged"), key=lambda finding: finding.sequence or 0)[-2:]
+    assert cannot_be_read.rule == "segments"
+    assert cannot_be_read.sequence == audited.expected["damaged"]
+    # The segment behind it has an edited column, and that is found.
+    assert (behind.rule, behind.sequence) == ("columns", audited.shard("damaged").last)
+    replayed = audited.shard("damaged").replayed
+    assert replayed.last == audited.expected["damaged"] - 1
+    assert replayed.remark is not None
+    assert {finding.rule for finding in audited.found("damaged")} == {"segments", "columns"}
+
+
+def test_a_missing_segment_is_named(audited: Audited) -> None:
+    [finding] = audited.found("missing")
+    assert (finding.rule, finding.sequence) == ("segments", audited.expected["missing"])
+    assert "missing" in finding.what
+
+
+def test_only_the_stretch_that_was_asked_for_is_judged(audited: Audited) -> None:
+    assert audited.found("before") == audited.found("behind") == []
+    assert audited.shard("before").replayed.last == audited.shard("before").last
+
+
+def test_segments_without_their_beginning_are_said_not_to_be_replayed(audited: Audited) -> None:
+    assert audited.found("trimmed") == []
+    trimmed = audited.shard("trimmed")
+    assert trimmed.replayed.digest is None
+    assert "not replayed" in trimmed.remarks[0]
+    assert not audited.report.complete
