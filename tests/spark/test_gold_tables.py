@@ -48,7 +48,7 @@ SPAN = [Span("jobs", START_MS, START_MS + 600_000)]
 
 
 def found(spark: SparkSession, ended: DataFrame, events: DataFrame) -> set[tuple[str, str]]:
-    return {(row.kind, row.subject) for row in anomalies(events, ended, SPAN).collect()}
+    return {(row.kind, row.subject) for row in anomalies(events, ended, SPAN, None).collect()}
 
 
 def test_nothing_is_out_of_the_ordinary_when_a_few_leases_fail(spark: SparkSession) -> None:

@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnirelay.lakehouse.bronze_source import Refused, ShardPlan
+from omnirelay.lakehouse.columns import spark_schema
 from omnirelay.lakehouse.formats import TableStore
 from omnirelay.lakehouse.progress import End, Progress
 from omnirelay.lakehouse.tables import QUARANTINE
@@ -19,8 +20,13 @@ def new_events(spark: SparkSession, plans: Sequence[ShardPlan], after: Progress)
     paths = [path for plan in plans for path in plan.paths]
     if not paths:
         return None
-    # Versions differ in their columns: all that any of the segments has.
-    rows = spark.read.option("mergeSchema", "true").parquet(*paths)
+    schema = spark_schema()
+    if set().union(*(plan.columns for plan in plans)) <= set(schema.names):
+        # Nothing has to be looked up in the files before they are read.
+        rows = spark.read.schema(schema).parquet(*paths)
+    else:
+        # A newer version wrote columns that this one does not know: all that any of the segments has.
+        rows = spark.read.option("mergeSchema", "true").parquet(*paths)
     # Segments that were merged since reach back behind the end of the table.
     for plan in plans:
         known = after.get(plan.shard)
@@ -44,6 +50,14 @@ def between(events: DataFrame, after: Progress, upto: Progress, *, touching: boo
         behind = F.col("sequence") >= begin if touching else F.col("sequence") > begin
         chosen = chosen | ((F.col("shard") == shard) & behind & (F.col("sequence") <= end.sequence))
     return events.where(chosen)
+
+
+def frames_between(events: DataFrame, after: Progress, upto: Progress) -> DataFrame:
+    """The first event of every frame behind `after` up to `upto`, and the last event before them."""
+    begin: Column = F.lit(False)
+    for shard, end in after.items():
+        begin = begin | ((F.col("shard") == shard) & (F.col("sequence") == end.sequence))
+    return between(events, after, upto, touching=True).where((F.col("sequence") == F.col("frame_first")) | begin)
 
 
 def quarantine(tables: TableStore, refused: Sequence[Refused]) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from omnirelay.errors import LogDamaged, Unavailable
+from omnirelay.lakehouse.columns import names_in
 from omnirelay.lakehouse.progress import End, Progress
 from omnirelay.log.base import Frame
 from omnirelay.log.files import make_directories, write_file
@@ -52,7 +53,18 @@ class ShardPlan(msgspec.Struct, frozen=True):
     paths: tuple[str, ...] = ()
     """Files for Spark, in order of the log."""
     events: int = 0
+    """In them that are new."""
+    columns: frozenset[str] = frozenset()
+    """All that any of the files has."""
     refused: Refused | None = None
+
+
+class _Checked(msgspec.Struct, frozen=True):
+    """A segment in which everything is as it should be."""
+
+    path: str
+    events: int
+    columns: frozenset[str]
 
 
 class _Stopped(Exception):
@@ -117,13 +129,13 @@ class _Shard:
         reader = SegmentReader(self._store, self._shard)
         after = 0 if self._known is None else self._known.sequence
         end = self._known
-        paths: list[str] = []
-        events = 0
+        taken: list[_Checked] = []
+        refused = None
         try:
             manifest, entries = await self._listed(reader, after)
             limit = asyncio.Semaphore(_AT_ONCE)
 
-            async def checked(entry: Entry) -> str | _Stopped:
+            async def checked(entry: Entry) -> _Checked | _Stopped:
                 async with limit:
                     try:
                         return await self._check(manifest, entry)
@@ -134,12 +146,18 @@ class _Shard:
                 self._continues(manifest, entry, end)
                 if isinstance(outcome, _Stopped):
                     raise outcome
-                paths.append(outcome)
-                events += entry.events
+                taken.append(outcome)
                 end = End(entry.last, entry.chain, manifest.log_id)
         except _Stopped as stop:
-            return ShardPlan(self._shard, end, tuple(paths), events, stop.refused)
-        return ShardPlan(self._shard, end, tuple(paths), events)
+            refused = stop.refused
+        return ShardPlan(
+            self._shard,
+            end,
+            tuple(each.path for each in taken),
+            sum(each.events for each in taken),
+            frozenset().union(*(each.columns for each in taken)),
+            refused,
+        )
 
     async def _listed(self, reader: SegmentReader, after: int) -> tuple[Manifest, list[Entry]]:
         try:
@@ -168,8 +186,8 @@ class _Shard:
         if entry.before.sequence == end.sequence and entry.before.chain not in (None, end.chain):
             raise self._refused(entry.name, entry.first, "it continues another history than the table's")
 
-    async def _check(self, manifest: Manifest, entry: Entry) -> str:
-        """The path of a segment for Spark, after everything in it was checked."""
+    async def _check(self, manifest: Manifest, entry: Entry) -> _Checked:
+        """A segment for Spark, after everything in it was checked."""
         key = segment_key(self._shard, entry.name)
         data = await self._store.get(key)
         try:
@@ -179,12 +197,14 @@ class _Shard:
             raise self._refused(entry.name, place if isinstance(place, int) else entry.first, error.message) from None
         self._holds_end(entry, frames)
         self._checked()
-        if format_of(entry.name) == "parquet":
-            if isinstance(self._store, LocalObjectStore):
-                return f"{self._store.address}/{key}"
-        else:
+        after = 0 if self._known is None else self._known.sequence
+        events = sum(frame.count for frame in frames if frame.last > after)
+        if format_of(entry.name) != "parquet":
             data = await in_thread(encode_parquet, frames, None)
-        return await in_thread(self._stage, entry.name, data)
+        columns = names_in(data)
+        if format_of(entry.name) == "parquet" and isinstance(self._store, LocalObjectStore):
+            return _Checked(f"{self._store.address}/{key}", events, columns)
+        return _Checked(await in_thread(self._stage, entry.name, data), events, columns)
 
     def _holds_end(self, entry: Entry, frames: list[Frame]) -> None:
         """Merged segments reach back behind the end of the table: there it has to be the same history."""

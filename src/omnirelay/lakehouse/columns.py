@@ -44,3 +44,11 @@ def conformed(batch: pa.RecordBatch) -> pa.RecordBatch:
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def names_in(data: bytes) -> frozenset[str]:
+    """The columns of a Parquet file, from its footer."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    return frozenset(pq.read_schema(pa.BufferReader(data)).names)

@@ -1,7 +1,7 @@
 """`TableStore`: the few things the pipeline asks of a table format, and the formats there are.
 
 Each changing call is one commit, which carries the progress it brings the table to. It happens whole or not at all, and
-of two that would bring a table to the same place one happens. A format that cannot promise this has no place here.
+of those that begin from the same place one happens. A format that cannot promise this has no place here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 FormatName: TypeAlias = Literal["delta", "parquet", "iceberg"]
 FORMATS: Final[tuple[FormatName, ...]] = get_args(FormatName)
+
+EVERYTHING: Final = "true"
+"""The condition that every row of a table meets."""
 
 
 class TableStore(Protocol):
@@ -36,7 +39,10 @@ class TableStore(Protocol):
         ...
 
     def progress(self, table: Table) -> Progress:
-        """As of the newest commit of ours; empty when there is none."""
+        """As of the newest commit of ours; empty when there is none.
+
+        The next change of the table begins from here: it is refused when the table has come further meanwhile.
+        """
         ...
 
     def read(self, table: Table) -> DataFrame: ...

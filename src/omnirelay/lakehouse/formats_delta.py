@@ -1,4 +1,8 @@
-"""Tables in Delta Lake: a commit carries its progress as user metadata, and a number that has one winner."""
+"""Tables in Delta Lake: a commit carries its progress as user metadata, and where it began as its application.
+
+Delta takes one transaction with the same number of an application. Ours are called after the progress that a change
+begins from, and all have the number 1: of those that begin from the same place the table takes one.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from omnirelay.errors import DataLoss, Unimplemented
-from omnirelay.lakehouse.formats import overtaken, own_session
+from omnirelay.lakehouse.formats import EVERYTHING, overtaken, own_session
 from omnirelay.lakehouse.progress import NOTHING, Progress, commit_number, decode_progress, encode_progress
 from omnirelay.lakehouse.tables import Table
 
 _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 _APP: Final = "spark.databricks.delta.write.txnAppId"
 _NUMBER: Final = "spark.databricks.delta.write.txnVersion"
+_ONLY: Final = 1
+_REMEMBERED: Final = "interval 1 days"
+"""How long Delta remembers transactions. No change takes that long from its beginning to its commit."""
+_SOURCE: Final = "omnirelay_rows_to_merge"
+_NO_TABLE: Final = ("DELTA_MISSING_DELTA_TABLE", "DELTA_PATH_DOES_NOT_EXIST", "DELTA_TABLE_NOT_FOUND", "PATH_NOT_FOUND")
 _LOOK_BACK: Final = 1_000
 """Commits that are looked through for the last of ours; between two of ours there is only upkeep."""
 
@@ -32,6 +42,8 @@ class DeltaTables:
         # Columns may be added. A MERGE takes them over only with this.
         self.spark.conf.set("spark.databricks.delta.schema.autoMerge.enabled", "true")
         self.warehouse = warehouse.removeprefix("file://").rstrip("/")
+        self._bases: dict[Table, Progress] = {}
+        """What the next change of a table begins from."""
 
     def path(self, table: Table) -> str:
         return f"{self.warehouse}/{table.layer}/{table.name}"
@@ -42,14 +54,26 @@ class DeltaTables:
     def version(self, table: Table) -> int:
         if (log := self._local_log(table)) is not None:
             return max((int(each.stem) for each in log.glob("*.json") if each.stem.isdecimal()), default=-1)
-        from delta.tables import DeltaTable
-
-        if not DeltaTable.isDeltaTable(self.spark, self.path(table)):
+        try:
+            newest = self._history(table, 1).select("version").first()
+        except AnalysisException as error:
+            if error.getCondition() not in _NO_TABLE:
+                raise
             return -1
-        newest = DeltaTable.forPath(self.spark, self.path(table)).history(1).select("version").first()
         return -1 if newest is None else int(newest[0])
 
+    def _history(self, table: Table, commits: int) -> DataFrame:
+        return self.spark.sql(f"DESCRIBE HISTORY {self._name(table)} LIMIT {commits}")
+
+    def _name(self, table: Table) -> str:
+        """The table in SQL. Everything is done in SQL, which works through Spark Connect, too."""
+        return f"delta.`{self.path(table).replace('`', '``')}`"
+
     def progress(self, table: Table) -> Progress:
+        found = self._bases[table] = self._found(table)
+        return found
+
+    def _found(self, table: Table) -> Progress:
         newest = self.version(table)
         if newest < 0:
             return NOTHING
@@ -68,10 +92,7 @@ class DeltaTables:
         """The metadata of commits, newest first."""
         log = self._local_log(table)
         if log is None:
-            from delta.tables import DeltaTable
-
-            history = DeltaTable.forPath(self.spark, self.path(table)).history(_LOOK_BACK)
-            yield from (row[0] for row in history.select("userMetadata").toLocalIterator())
+            yield from (row[0] for row in self._history(table, _LOOK_BACK).select("userMetadata").toLocalIterator())
             return
         # A few lines of text: a query by Spark would take a quarter of a second for every table.
         for version in range(newest, max(-1, newest - _LOOK_BACK), -1):
@@ -93,31 +114,27 @@ class DeltaTables:
     # -- commits -------------------------------------------------------------------------------
 
     def append(self, table: Table, rows: DataFrame, progress: Progress) -> None:
-        with self._committing(table, progress):
-            self._write(table, rows, progress, mode="append")
+        with self._committing(table, progress) as app:
+            self._write(table, rows, progress, app, mode="append")
 
     def merge(self, table: Table, rows: DataFrame, progress: Progress, *, only: str | None = None) -> None:
         if not self.exists(table):
             self.append(table, rows, progress)
             return
-        from delta.tables import DeltaTable
-
         same = " AND ".join(f"t.`{key}` <=> s.`{key}`" for key in table.keys)
         condition = same if only is None else f"{same} AND ({only})"
-        with self._committing(table, progress):
+        with self._committing(table, progress) as app:
             self.spark.conf.set(_METADATA, encode_progress(progress))
-            self.spark.conf.set(_APP, _app(table))
-            self.spark.conf.set(_NUMBER, str(commit_number(progress)))
+            self.spark.conf.set(_APP, app)
+            self.spark.conf.set(_NUMBER, str(_ONLY))
             try:
-                (
-                    DeltaTable.forPath(self.spark, self.path(table))
-                    .alias("t")
-                    .merge(rows.alias("s"), condition)
-                    .whenMatchedUpdateAll()
-                    .whenNotMatchedInsertAll()
-                    .execute()
+                rows.createOrReplaceTempView(_SOURCE)
+                self.spark.sql(
+                    f"MERGE INTO {self._name(table)} AS t USING {_SOURCE} AS s ON {condition}"
+                    " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
                 )
             finally:
+                self.spark.catalog.dropTempView(_SOURCE)
                 for name in (_METADATA, _APP, _NUMBER):
                     self.spark.conf.unset(name)
 
@@ -125,17 +142,20 @@ class DeltaTables:
         if not self.exists(table):
             self.append(table, rows, progress)
             return
-        with self._committing(table, progress):
-            self._write(table, rows, progress, mode="overwrite", where=where)
+        with self._committing(table, progress) as app:
+            self._write(table, rows, progress, app, mode="overwrite", where=None if where == EVERYTHING else where)
 
-    def _write(self, table: Table, rows: DataFrame, progress: Progress, *, mode: str, where: str | None = None) -> None:
+    def _write(
+        self, table: Table, rows: DataFrame, progress: Progress, app: str, *, mode: str, where: str | None = None
+    ) -> None:
         writer = (
             rows.write.format("delta")
             .mode(mode)
             .option("mergeSchema", "true")
             .option("userMetadata", encode_progress(progress))
-            .option("txnAppId", _app(table))
-            .option("txnVersion", commit_number(progress))
+            .option("txnAppId", app)
+            .option("txnVersion", _ONLY)
+            .option("delta.setTransactionRetentionDuration", _REMEMBERED)
         )
         if where is not None:
             writer = writer.option("replaceWhere", where)
@@ -144,47 +164,42 @@ class DeltaTables:
         writer.save(self.path(table))
 
     @contextmanager
-    def _committing(self, table: Table, progress: Progress) -> Iterator[None]:
-        """A commit that is skipped says nothing, so the table is asked afterwards."""
+    def _committing(self, table: Table, progress: Progress) -> Iterator[str]:
+        """The application of one commit. A commit that is skipped says nothing, so the table is asked afterwards."""
+        base = self._bases.pop(table) if table in self._bases else self._found(table)
+        app = f"omnirelay:lakehouse:{table.layer}.{table.name}:{commit_number(base)}"
         try:
-            yield
+            yield app
         except Exception as error:
             # Which class it is depends on how Spark is reached; its name is in the text on every way.
             if "ConcurrentTransactionException" in str(error) or "DELTA_CONCURRENT" in str(error):
                 raise overtaken(table) from error
             raise
-        if self.progress(table) == progress:
+        if self._found(table) == progress:
             return
         # A change without any rows makes no commit by itself.
-        self._write(table, self.read(table).limit(0), progress, mode="append")
-        if self.progress(table) != progress:
+        self._write(table, self.read(table).limit(0), progress, app, mode="append")
+        if self._found(table) != progress:
             raise overtaken(table)
 
     # -- upkeep --------------------------------------------------------------------------------
 
     def optimize(self, tables: Sequence[Table]) -> None:
-        from delta.tables import DeltaTable
-
         for table in tables:
             if self.exists(table):
-                DeltaTable.forPath(self.spark, self.path(table)).optimize().executeCompaction()
+                self.spark.sql(f"OPTIMIZE {self._name(table)}")
 
     def vacuum(self, tables: Sequence[Table], hours: float) -> None:
-        from delta.tables import DeltaTable
-
         # Delta refuses less than a week unless told so; whoever names a number of hours has decided.
         self.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
         for table in tables:
             if self.exists(table):
-                DeltaTable.forPath(self.spark, self.path(table)).vacuum(hours)
+                self.spark.sql(f"VACUUM {self._name(table)} RETAIN {hours:f} HOURS")
 
     def drop(self, table: Table) -> None:
+        self._bases.pop(table, None)
         path = self.path(table)
         if "://" in path:
             # Deleting rows would keep the transaction numbers, and then a table that begins anew is never written.
             raise Unimplemented(f"tables that are not in a directory are not removed from here; remove {path} first")
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _app(table: Table) -> str:
-    return f"omnirelay:lakehouse:{table.layer}.{table.name}"

@@ -31,10 +31,12 @@ def lineage(changed: DataFrame) -> DataFrame:
     return in_shape(rows, LINEAGE)
 
 
-def resource_health(leases: DataFrame, changed: DataFrame) -> DataFrame:
-    """How the resources of changed leases are; `leases` are all."""
-    touched = changed.select(*_RESOURCE).where("resource_type IS NOT NULL").distinct()
-    mine = leases.join(touched, on=list(_RESOURCE), how="left_semi")
+def resource_health(leases: DataFrame, changed: DataFrame | None) -> DataFrame:
+    """How the resources of changed leases are, None for all of them; `leases` are all."""
+    mine = leases.where("resource_type IS NOT NULL")
+    if changed is not None:
+        touched = changed.select(*_RESOURCE).where("resource_type IS NOT NULL").distinct()
+        mine = mine.join(touched, on=list(_RESOURCE), how="left_semi")
     ended = F.col("outcome").isNotNull()
 
     def count(outcome: str) -> Column:
@@ -48,7 +50,7 @@ def resource_health(leases: DataFrame, changed: DataFrame) -> DataFrame:
         F.count("*").alias("leases"),
         F.count(F.when(~ended, 1)).alias("live"),
         *(count(each) for each in ("completed", "failed", "expired", "released", "cancelled")),
-        F.countDistinct("owner").alias("owners"),
+        F.size(F.collect_set("owner")).alias("owners"),
         last_good.alias("last_good"),
         last_other.alias("last_other"),
         bad.alias("bad"),

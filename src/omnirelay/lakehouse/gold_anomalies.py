@@ -9,7 +9,6 @@ clock_skew         a frame whose time lies before that of the frame it follows
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
@@ -27,81 +26,85 @@ STORM_MIN: Final = 20
 STORM_SHARE: Final = 0.5
 
 
-def anomalies(events: DataFrame, leases: DataFrame, spans: Sequence[Span]) -> DataFrame:
-    ended = leases.where(within(spans, "ended_at", DAY_MS)).select(
+def anomalies(frames: DataFrame, leases: DataFrame, spans: Sequence[Span], known: DataFrame | None) -> DataFrame:
+    """The anomalies of the days that are touched.
+
+    `frames` are the new ones, each as one event, and the last before them; what older frames said is in `known`, the
+    table as it is.
+    """
+    rows = _of_leases(leases.where(within(spans, "ended_at", DAY_MS))).unionByName(_clocks(frames))
+    if known is not None:
+        rows = rows.unionByName(known.where(within_dates(spans)).where(F.col("kind") == "clock_skew"))
+    return in_shape(rows, ANOMALIES)
+
+
+def _of_leases(leases: DataFrame) -> DataFrame:
+    """What leases that ended say of owners, of resources and of five minutes: all three counted in one pass."""
+    ended = leases.select(
         "shard",
         F.to_date("ended_at").alias("date"),
-        "ended_at",
         "owner",
-        "resource_type",
-        "resource_id",
-        "outcome",
+        F.when(F.col("resource_id").isNotNull(), F.concat_ws("/", "resource_type", "resource_id")).alias("resource"),
+        window_of("ended_at").alias("at"),
         F.when(F.col("outcome").isin("failed", "expired"), 1).otherwise(0).alias("bad"),
+        F.when(F.col("outcome") == "expired", 1).otherwise(0).alias("expired"),
     )
-    kinds = (_owners(ended), _resources(ended), _storms(ended), _clocks(events.where(within_dates(spans))))
-    return in_shape(reduce(DataFrame.unionByName, kinds), ANOMALIES)
+    day = ["shard", "date"]
+    subjects = ["owner", "resource", "at"]
+    counted = ended.groupingSets([[*day, each] for each in subjects], *day, *subjects).agg(
+        F.count("*").alias("all"), F.sum("bad").alias("bad"), F.sum("expired").alias("expired")
+    )
+    # Each row tells of one of the three; those of leases without an owner or a resource tell of nothing.
+    counted = counted.where(F.coalesce(*(F.col(each).cast("string") for each in subjects)).isNotNull())
+    of_day = Window.partitionBy(*day)
+    owner = F.col("owner").isNotNull()
+    others_all = F.sum(F.when(owner, F.col("all"))).over(of_day) - F.col("all")
+    others_bad = F.sum(F.when(owner, F.col("bad"))).over(of_day) - F.col("bad")
+    rows = counted.withColumn("others", others_bad / F.nullif(others_all, F.lit(0)))
+    return _told(rows.withColumn("share", F.col("bad") / F.col("all")))
 
 
-def _found(rows: DataFrame, kind: str, subject: Column, value: Column, expected: Column, detail: Column) -> DataFrame:
-    return rows.select(
-        "shard",
-        "date",
-        F.lit(kind).alias("kind"),
-        subject.cast("string").alias("subject"),
-        value.cast("double").alias("value"),
-        expected.cast("double").alias("expected"),
-        detail.alias("detail"),
-    )
-
-
-def _owners(ended: DataFrame) -> DataFrame:
-    each = (
-        ended.where("owner IS NOT NULL")
-        .groupBy("shard", "date", "owner")
-        .agg(F.count("*").alias("all"), F.sum("bad").alias("bad"))
-    )
-    day = Window.partitionBy("shard", "date")
-    others_all = F.sum("all").over(day) - F.col("all")
-    others_bad = F.sum("bad").over(day) - F.col("bad")
-    rows = each.withColumn("others", others_bad / F.nullif(others_all, F.lit(0))).withColumn(
-        "share", F.col("bad") / F.col("all")
-    )
-    rows = rows.where(
-        (F.col("all") >= OWNER_LEASES_MIN)
+def _told(rows: DataFrame) -> DataFrame:
+    """Of subjects with their counts those that are out of the ordinary, in the shape of the table."""
+    owner_fails = (
+        F.col("owner").isNotNull()
+        & (F.col("all") >= OWNER_LEASES_MIN)
         & (F.col("share") >= OWNER_SHARE_MIN)
         & (F.col("share") >= OWNER_FACTOR * F.col("others"))
     )
-    detail = F.format_string("%d of %d leases failed or ran out", "bad", "all")
-    return _found(rows, "owner_fails", F.col("owner"), F.col("share"), F.col("others"), detail)
+    resource_expires = F.col("resource").isNotNull() & (F.col("expired") >= EXPIRIES_MIN)
+    storm = F.col("at").isNotNull() & (F.col("bad") >= STORM_MIN) & (F.col("bad") >= STORM_SHARE * F.col("all"))
 
+    def either(owner: Column, resource: Column, window: Column) -> Column:
+        return F.when(owner_fails, owner).when(resource_expires, resource).when(storm, window)
 
-def _resources(ended: DataFrame) -> DataFrame:
-    rows = (
-        ended.where((F.col("outcome") == "expired") & F.col("resource_id").isNotNull())
-        .groupBy("shard", "date", "resource_type", "resource_id")
-        .agg(F.count("*").alias("expiries"))
-        .where(F.col("expiries") >= EXPIRIES_MIN)
+    found = rows.select(
+        "shard",
+        "date",
+        either(F.lit("owner_fails"), F.lit("resource_expires"), F.lit("retry_storm")).alias("kind"),
+        F.coalesce("owner", "resource", F.col("at").cast("string")).alias("subject"),
+        either(F.col("share"), F.col("expired").cast("double"), F.col("bad").cast("double")).alias("value"),
+        either(F.col("others"), F.lit(0.0), STORM_SHARE * F.col("all")).alias("expected"),
+        either(
+            F.format_string("%d of %d leases failed or ran out", "bad", "all"),
+            F.format_string("%d leases ran out", "expired"),
+            F.format_string("%d of %d leases ended badly", "bad", "all"),
+        ).alias("detail"),
     )
-    subject = F.concat_ws("/", "resource_type", "resource_id")
-    detail = F.format_string("%d leases ran out", "expiries")
-    return _found(rows, "resource_expires", subject, F.col("expiries"), F.lit(0), detail)
+    return found.where("kind IS NOT NULL")
 
 
-def _storms(ended: DataFrame) -> DataFrame:
-    rows = (
-        ended.groupBy("shard", "date", window_of("ended_at").alias("at"))
-        .agg(F.count("*").alias("all"), F.sum("bad").alias("bad"))
-        .where((F.col("bad") >= STORM_MIN) & (F.col("bad") >= STORM_SHARE * F.col("all")))
-    )
-    detail = F.format_string("%d of %d leases ended badly", "bad", "all")
-    return _found(rows, "retry_storm", F.col("at"), F.col("bad"), STORM_SHARE * F.col("all"), detail)
-
-
-def _clocks(events: DataFrame) -> DataFrame:
-    frames = events.where(F.col("sequence") == F.col("frame_first")).select(
-        "shard", "date", "sequence", F.unix_millis("frame_time").alias("ms")
-    )
-    before = F.lag("ms").over(Window.partitionBy("shard", "date").orderBy("sequence"))
+def _clocks(frames: DataFrame) -> DataFrame:
+    frames = frames.select("shard", "date", "sequence", F.unix_millis("frame_time").alias("ms"))
+    before = F.lag("ms").over(Window.partitionBy("shard").orderBy("sequence"))
     rows = frames.withColumn("before", before).where("ms < before")
     detail = F.format_string("the frame is %d ms older than the one it follows", F.col("before") - F.col("ms"))
-    return _found(rows, "clock_skew", F.col("sequence"), F.col("ms"), F.col("before"), detail)
+    return rows.select(
+        "shard",
+        "date",
+        F.lit("clock_skew").alias("kind"),
+        F.col("sequence").cast("string").alias("subject"),
+        F.col("ms").cast("double").alias("value"),
+        F.col("before").cast("double").alias("expected"),
+        detail.alias("detail"),
+    )

@@ -6,7 +6,7 @@ in time, too, so these are the last few windows; the last one before them is amo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -69,7 +69,10 @@ def _percentiles(column: str, name: str, *shares: int) -> list[Column]:
 
 
 def slo(events: DataFrame, leases: DataFrame, closed: DataFrame, spans: Sequence[Span]) -> DataFrame:
-    """Windows of five minutes; `closed` are the times of closed intake."""
+    """Windows of five minutes; `closed` are the times of closed intake.
+
+    What happened is counted first, as there are many events; the rest is put beside it and grouped once, not joined.
+    """
     keys = ["shard", "window_start"]
     happened = (
         events.where(within(spans, "timestamp", WINDOW_MS))
@@ -80,57 +83,66 @@ def slo(events: DataFrame, leases: DataFrame, closed: DataFrame, spans: Sequence
             F.max(F.unix_millis("frame_time") - F.unix_millis("timestamp")).alias("commit_lag_max_ms"),
         )
     )
-    granted = (
-        leases.where(within(spans, "granted_at", WINDOW_MS))
-        .groupBy("shard", window_of("granted_at").alias("window_start"))
-        .agg(F.count("*").alias("granted"), *_percentiles("wait_ms", "wait", 50, 95, 99))
+    granted = leases.where(within(spans, "granted_at", WINDOW_MS)).select(
+        "shard", window_of("granted_at").alias("window_start"), F.lit(1).alias("grant"), "wait_ms"
     )
-    ended = (
-        leases.where(within(spans, "ended_at", WINDOW_MS))
-        .groupBy("shard", window_of("ended_at").alias("window_start"))
-        .agg(
-            F.count("*").alias("ended"),
-            *_percentiles("work_ms", "lease_age", 50, 95),
-            F.max("work_ms").alias("lease_age_max_ms"),
-            F.avg(F.when(F.col("outcome") == "expired", 1.0).otherwise(0.0)).alias("expiry_rate"),
-        )
-    )
-    rows = happened.join(granted, on=keys, how="left").join(ended, on=keys, how="left")
-    rows = rows.join(_closed_share(happened.select(*keys), closed, spans), on=keys, how="left")
-    counts = ("granted", "ended", "backpressure_share")
-    return in_shape(rows.na.fill(0, list(counts)), SLO)
-
-
-def _closed_share(windows: DataFrame, closed: DataFrame, spans: Sequence[Span]) -> DataFrame:
-    """The share of each window that any cause takes up: causes overlap, so their times are put together first."""
-    begin = F.unix_millis("window_start")
-    # A time without an end reaches to where the log ends.
-    log_end: Column = F.lit(None).cast("bigint")
-    for span in spans:
-        log_end = F.when(F.col("shard") == span.shard, F.lit(span.last_ms)).otherwise(log_end)
-    times = closed.select(
+    ended = leases.where(within(spans, "ended_at", WINDOW_MS)).select(
         "shard",
-        F.unix_millis("from_at").alias("from_ms"),
-        F.coalesce(F.unix_millis("until_at"), log_end).alias("until_ms"),
+        window_of("ended_at").alias("window_start"),
+        "work_ms",
+        F.when(F.col("outcome") == "expired", 1.0).otherwise(0.0).alias("ran_out"),
     )
-    clipped = (
-        windows.join(times, on="shard")
-        .withColumn("from_ms", F.greatest("from_ms", begin))
-        .withColumn("until_ms", F.least(F.col("until_ms"), begin + WINDOW_MS))
-        .where("until_ms > from_ms")
+    rows = happened
+    for more in (granted, ended, _closed_parts(closed, spans)):
+        rows = rows.unionByName(more, allowMissingColumns=True)
+    grouped = rows.groupBy(*keys).agg(
+        *(F.max(name).alias(name) for name in ("events", "enqueued", "commit_lag_max_ms")),
+        F.count("grant").alias("granted"),
+        *_percentiles("wait_ms", "wait", 50, 95, 99),
+        F.count("ran_out").alias("ended"),
+        *_percentiles("work_ms", "lease_age", 50, 95),
+        F.max("work_ms").alias("lease_age_max_ms"),
+        F.avg("ran_out").alias("expiry_rate"),
+        F.array_sort(F.collect_list("part")).alias("parts"),
     )
-    together = """
-        aggregate(parts, struct(0L AS sum, 0L AS reached),
-            (acc, part) -> struct(
-                acc.sum + greatest(0L, part.until_ms - greatest(part.from_ms, acc.reached)) AS sum,
-                greatest(acc.reached, part.until_ms) AS reached),
-            acc -> acc.sum)
-    """
-    parts = clipped.groupBy("shard", "window_start").agg(
-        F.array_sort(F.collect_list(F.struct("from_ms", "until_ms"))).alias("parts")
+    share = F.expr(_TOGETHER) / WINDOW_MS
+    return in_shape(grouped.where("events > 0").withColumn("backpressure_share", share), SLO)
+
+
+_TOGETHER: Final = """
+    aggregate(parts, struct(0L AS sum, 0L AS reached),
+        (acc, part) -> struct(
+            acc.sum + greatest(0L, part.until_ms - greatest(part.from_ms, acc.reached)) AS sum,
+            greatest(acc.reached, part.until_ms) AS reached),
+        acc -> acc.sum)
+"""
+"""The length of parts of time that may overlap, in the order in which they begin."""
+
+
+def _closed_parts(closed: DataFrame, spans: Sequence[Span]) -> DataFrame:
+    """For every window that is touched the parts of it in which a cause kept intake closed."""
+
+    def of_shard(number: Callable[[Span], int]) -> Column:
+        values = [each for span in spans for each in (F.lit(span.shard), F.lit(number(span)).cast("bigint"))]
+        return F.create_map(*values)[F.col("shard")] if values else F.lit(None).cast("bigint")
+
+    first = of_shard(lambda span: span.first_ms // WINDOW_MS * WINDOW_MS)
+    last = of_shard(lambda span: (span.last_ms // WINDOW_MS + 1) * WINDOW_MS)
+    # A time without an end reaches to where the log ends.
+    until = F.coalesce(F.unix_millis("until_at"), of_shard(lambda span: span.last_ms))
+    # greatest() and least() pass over nulls, so that shards without a span have to be left out first.
+    times = closed.where(first.isNotNull()).select(
+        "shard",
+        F.greatest(F.unix_millis("from_at"), first).alias("from_ms"),
+        F.least(until, last).alias("until_ms"),
     )
-    share = F.expr(together) / WINDOW_MS
-    return parts.select("shard", "window_start", share.alias("backpressure_share"))
+    begins = f"sequence(from_ms - from_ms % {WINDOW_MS}, until_ms - 1 - (until_ms - 1) % {WINDOW_MS}, {WINDOW_MS}L)"
+    windows = times.where("until_ms > from_ms").select("*", F.explode(F.expr(begins)).alias("begin"))
+    part = F.struct(
+        F.greatest("from_ms", "begin").alias("from_ms"),
+        F.least(F.col("until_ms"), F.col("begin") + WINDOW_MS).alias("until_ms"),
+    )
+    return windows.select("shard", F.timestamp_millis("begin").alias("window_start"), part.alias("part"))
 
 
 # -- daily -------------------------------------------------------------------------------------
@@ -158,15 +170,17 @@ def daily(events: DataFrame, leases: DataFrame, spans: Sequence[Span]) -> DataFr
             *(F.count(F.when(F.col("event_type") == kind, 1)).alias(name) for name, kind in _COUNTED.items()),
         )
     )
-    granted = (
-        leases.where(within(spans, "granted_at", DAY_MS))
-        .groupBy("shard", F.to_date("granted_at").alias("date"))
-        .agg(F.countDistinct("owner").alias("owners"), *_percentiles("wait_ms", "wait", 50, 95))
+    granted = leases.where(within(spans, "granted_at", DAY_MS)).select(
+        "shard", F.to_date("granted_at").alias("date"), "owner", "wait_ms"
     )
-    ended = (
-        leases.where(within(spans, "ended_at", DAY_MS))
-        .groupBy("shard", F.to_date("ended_at").alias("date"))
-        .agg(*_percentiles("work_ms", "work", 50, 95))
+    ended = leases.where(within(spans, "ended_at", DAY_MS)).select(
+        "shard", F.to_date("ended_at").alias("date"), "work_ms"
     )
-    rows = happened.join(granted, on=keys, how="left").join(ended, on=keys, how="left")
-    return in_shape(rows.na.fill(0, ["owners"]), DAILY)
+    rows = happened.unionByName(granted, allowMissingColumns=True).unionByName(ended, allowMissingColumns=True)
+    grouped = rows.groupBy(*keys).agg(
+        *(F.max(name).alias(name) for name in ("events", *_COUNTED)),
+        F.size(F.collect_set("owner")).alias("owners"),
+        *_percentiles("wait_ms", "wait", 50, 95),
+        *_percentiles("work_ms", "work", 50, 95),
+    )
+    return in_shape(grouped.where("events > 0"), DAILY)

@@ -15,13 +15,21 @@ PENDING: Final = "pending"
 """The cause of backpressure that events leave unnamed."""
 
 
-def _islands(rows: DataFrame, keys: tuple[str, ...], flag: str) -> DataFrame:
-    """Number, for each key, the runs of rows in which the flag stays the same."""
-    in_order = Window.partitionBy(*keys).orderBy("sequence")
+def _islands(new: DataFrame, seeds: DataFrame | None, keys: tuple[str, ...], flag: str) -> DataFrame:
+    """Number, for each key, the runs of rows in which the flag stays the same.
+
+    `seeds` are the intervals that were last, as rows; those of keys that nothing new is said of are left out.
+    """
+    rows = new.withColumn("new", F.lit(True))
+    if seeds is not None:
+        rows = rows.unionByName(seeds, allowMissingColumns=True)
+    of_key = Window.partitionBy(*keys)
+    in_order = of_key.orderBy("sequence")
     before = F.lag(flag).over(in_order)
     begins = F.when(before.isNull() | (before != F.col(flag)), 1).otherwise(0)
     so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    return rows.withColumn("begins", begins).withColumn("island", F.sum("begins").over(so_far))
+    rows = rows.withColumn("begins", begins).withColumn("touched", F.max("new").over(of_key))
+    return rows.where("touched").withColumn("island", F.sum("begins").over(so_far))
 
 
 def _until_next(rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
@@ -53,8 +61,9 @@ def fold_peers(changes: DataFrame, leases: DataFrame, last: DataFrame | None) ->
         F.when(healthy, F.col("at")).alias("last_seen_at"),
         F.col("sequence").alias("last_sequence"),
     )
+    seeds = None
     if last is not None:
-        seeds = last.join(signs.select(*keys).distinct(), on=list(keys), how="left_semi").select(
+        seeds = last.select(
             *keys,
             F.col("from_sequence").alias("sequence"),
             F.col("from_at").alias("at"),
@@ -65,9 +74,8 @@ def fold_peers(changes: DataFrame, leases: DataFrame, last: DataFrame | None) ->
             "last_seen_at",
             "last_sequence",
         )
-        signs = signs.unionByName(seeds)
     grouped = (
-        _islands(signs, keys, "healthy")
+        _islands(signs, seeds, keys, "healthy")
         .groupBy(*keys, "island")
         .agg(
             F.min("sequence").alias("from_sequence"),
@@ -100,8 +108,9 @@ def fold_backpressure(events: DataFrame, last: DataFrame | None) -> DataFrame:
         "high_watermark",
         F.col("sequence").alias("last_sequence"),
     )
+    seeds = None
     if last is not None:
-        seeds = last.join(rows.select(*keys).distinct(), on=list(keys), how="left_semi").select(
+        seeds = last.select(
             *keys,
             F.col("from_sequence").alias("sequence"),
             F.col("from_at").alias("at"),
@@ -111,9 +120,8 @@ def fold_backpressure(events: DataFrame, last: DataFrame | None) -> DataFrame:
             "high_watermark",
             "last_sequence",
         )
-        rows = rows.unionByName(seeds)
     grouped = (
-        _islands(rows, keys, "active")
+        _islands(rows, seeds, keys, "active")
         .groupBy(*keys, "island")
         .agg(
             F.min("sequence").alias("from_sequence"),

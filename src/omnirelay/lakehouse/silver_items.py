@@ -17,9 +17,13 @@ _ENDS = ("Completed", "DeadLettered", "Cancelled", "DrainSnapshot")
 
 def fold_items(changes: DataFrame, items: DataFrame | None) -> DataFrame:
     """The items that these events concern, as they are now; `items` are those before them."""
-    told = _told(changes)
-    if items is not None:
-        told = _continued(told, items)
+    if items is None:
+        told = _told(changes)
+    else:
+        # What was is a row of its own among the events, so that nothing has to be joined.
+        known = items.select("shard", "item", F.struct(*ITEMS.names).alias("known"))
+        together = changes.withColumn("new", F.lit(True)).unionByName(known, allowMissingColumns=True)
+        told = _continued(_told(together, F.first("known", ignorenulls=True).alias("known"), F.max("new").alias("new")))
     # A reason for giving up counts as the error only when no attempt left one.
     error = F.coalesce("error", "given_up")
     whole = told.select(
@@ -28,7 +32,7 @@ def fold_items(changes: DataFrame, items: DataFrame | None) -> DataFrame:
     return in_shape(whole.withColumn("life_ms", millis(F.col("enqueued_at"), F.col("ended_at"))), ITEMS)
 
 
-def _told(changes: DataFrame) -> DataFrame:
+def _told(changes: DataFrame, *more: Column) -> DataFrame:
     """What the events of each item say."""
     came = is_kind("Enqueue", "RestoreSnapshot")
     granted = is_kind("LeaseGranted")
@@ -60,28 +64,30 @@ def _told(changes: DataFrame) -> DataFrame:
             last_of(error, is_kind("DeadLettered")).alias("given_up"),
             F.min("sequence").alias("first_sequence"),
             F.max("sequence").alias("last_sequence"),
+            *more,
         )
         .withColumn("ended_at", F.col("ended.at"))
     )
 
 
-def _continued(told: DataFrame, items: DataFrame) -> DataFrame:
-    new, old = told.alias("new"), items.alias("old")
-    values = [F.coalesce(f"old.{name}", f"new.{name}").alias(name) for name in _FIRST]
-    values += [F.coalesce(f"new.{name}", f"old.{name}").alias(name) for name in _LAST]
-    values += [(F.coalesce(f"old.{name}", F.lit(0)) + F.col(f"new.{name}")).alias(name) for name in _COUNTED]
-    changed = F.col("new.state").isNotNull()
+def _continued(told: DataFrame) -> DataFrame:
+    def old(name: str) -> Column:
+        return F.col("known")[name]
+
+    def old_struct(*names: str) -> Column:
+        return F.struct(*(old(name).alias(name) for name in names))
+
+    values = [F.coalesce(old(name), F.col(name)).alias(name) for name in _FIRST]
+    values += [F.coalesce(F.col(name), old(name)).alias(name) for name in _LAST]
+    values += [(F.coalesce(old(name), F.lit(0)) + F.col(name)).alias(name) for name in _COUNTED]
+    changed = F.col("state").isNotNull()
     values += [
-        F.coalesce("new.payload", F.when(F.col("old.resource_type").isNotNull(), _old(*_PAYLOAD))).alias("payload"),
-        F.coalesce("new.state", "old.state").alias("state"),
-        F.when(changed, F.col("new.ended_at")).otherwise(F.col("old.ended_at")).alias("ended_at"),
-        F.coalesce(
-            "new.error", F.when(F.col("old.error_message").isNotNull(), _old("error_code", "error_message"))
-        ).alias("error"),
-        F.col("new.given_up").alias("given_up"),
+        F.coalesce("payload", F.when(old("resource_type").isNotNull(), old_struct(*_PAYLOAD))).alias("payload"),
+        F.coalesce(F.col("state"), old("state")).alias("state"),
+        F.when(changed, F.col("ended_at")).otherwise(old("ended_at")).alias("ended_at"),
+        F.coalesce("error", F.when(old("error_message").isNotNull(), old_struct("error_code", "error_message"))).alias(
+            "error"
+        ),
+        F.col("given_up"),
     ]
-    return new.join(old, on=["shard", "item"], how="left").select("shard", "item", *values)
-
-
-def _old(*names: str) -> Column:
-    return F.struct(*(F.col(f"old.{name}").alias(name) for name in names))
+    return told.where("new").select("shard", "item", *values)

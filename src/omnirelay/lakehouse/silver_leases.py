@@ -6,14 +6,14 @@ of the table only those are read.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from omnirelay.lakehouse.silver import OUTCOMES, in_shape, is_kind, last_of, millis
 from omnirelay.lakehouse.tables import LEASES
 
-_SAID_BY_GRANT = ("item", "resource_type", "resource_id", "principal", "granted_at", "wait_ms")
-_SAID_LAST = ("attempt", "fence", "expires_at", "last_heartbeat_at")
+_SAID_BY_GRANT = ("resource_type", "resource_id", "owner", "principal", "granted_at", "wait_ms")
+_SAID_LAST = ("attempt", "fence", "expires_at", "last_heartbeat_at", "last_sequence")
 _SAID_BY_END = ("ended_at", "outcome", "fail_mode", "undelivered", "error_code", "error_message", "table_version")
 
 
@@ -21,31 +21,45 @@ def fold_leases(changes: DataFrame, items: DataFrame | None, live: DataFrame | N
     """The leases that these events concern, as they are now.
 
     `changes` are events of items; `items` and `live` are the items and the live leases before them, None for none.
+    What was is put among the events as rows of its own, so that everything of an item meets in one place: no joins.
     """
-    told = _told(_with_past(changes, items))
-    if live is not None:
-        told = _continued(told, live.join(_keys(changes), on=["shard", "item"], how="left_semi"))
-    ended = _cancelled(told, changes)
+    told = _told(_in_order(_with_past(changes, items, live)))
+    whole = told if live is None else _continued(told)
+    ended = _cancelled(whole)
     return in_shape(ended.withColumn("work_ms", millis(F.col("granted_at"), F.col("ended_at"))), LEASES)
 
 
-def _keys(changes: DataFrame) -> DataFrame:
-    return changes.select("shard", "item").distinct()
-
-
-def _with_past(changes: DataFrame, items: DataFrame | None) -> DataFrame:
-    """Events of leases, each grant with what the item was by then and since when it could be leased."""
-    rows = changes
+def _with_past(changes: DataFrame, items: DataFrame | None, live: DataFrame | None) -> DataFrame:
+    rows = changes.withColumn("new", F.lit(True))
     if items is not None:
-        before = items.join(_keys(changes), on=["shard", "item"], how="left_semi").select(
+        before = items.select(
             "shard", "item", F.lit(0).cast("bigint").alias("sequence"), "ready_at", "resource_type", "resource_id"
         )
         rows = rows.unionByName(before, allowMissingColumns=True)
-    by_item = Window.partitionBy("shard", "item").orderBy("sequence")
-    so_far = by_item.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    for name in ("ready_at", "resource_type", "resource_id"):
-        rows = rows.withColumn(name, F.last(name, ignorenulls=True).over(so_far))
-    return rows.where(F.col("lease_id").isNotNull())
+    if live is not None:
+        # It stands where it was granted, so that it ends before what comes after it.
+        known = live.select(
+            "shard", "item", "lease_id", F.col("fence").alias("sequence"), F.struct(*LEASES.names).alias("known")
+        )
+        rows = rows.unionByName(known, allowMissingColumns=True)
+    return rows
+
+
+def _in_order(rows: DataFrame) -> DataFrame:
+    """Rows of leases, each with what its item was by then, since when it could be leased, and what cancelled it."""
+    everything = Window.partitionBy("shard", "item")
+    in_order = everything.orderBy("sequence")
+    so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    cancel = F.when(is_kind("Cancelled"), F.struct("sequence", "at"))
+    told = ("ready_at", "resource_type", "resource_id")
+    others = [F.col(name) for name in rows.columns if name not in told]
+    ordered = rows.select(
+        *others,
+        *(F.last(name, ignorenulls=True).over(so_far).alias(name) for name in told),
+        F.min(cancel).over(everything).alias("cancel"),
+        F.max("new").over(everything).alias("touched"),
+    )
+    return ordered.where("lease_id IS NOT NULL AND touched")
 
 
 def _told(rows: DataFrame) -> DataFrame:
@@ -54,8 +68,11 @@ def _told(rows: DataFrame) -> DataFrame:
     heartbeat = is_kind("Heartbeat")
     end = is_kind(*OUTCOMES)
     outcome = F.create_map(*(F.lit(each) for pair in OUTCOMES.items() for each in pair))[F.col("kind")]
-    return rows.groupBy("shard", "lease_id").agg(
-        F.max("item").alias("item"),
+    known = [] if "known" not in rows.columns else [F.first("known", ignorenulls=True).alias("known")]
+    # An event of a lease counts as new; the row of what is known does not.
+    sequence = F.when(F.col("new"), F.col("sequence"))
+    return rows.groupBy("shard", "item", "lease_id").agg(
+        *known,
         last_of(F.col("fence")).alias("fence"),
         F.max_by("attempt", F.when(granted | heartbeat, F.col("sequence"))).alias("attempt"),
         last_of(F.col("resource_type"), granted).alias("resource_type"),
@@ -74,34 +91,33 @@ def _told(rows: DataFrame) -> DataFrame:
         last_of(F.col("error_message"), end).alias("error_message"),
         last_of(F.greatest(millis(F.col("ready_at"), F.col("at")), F.lit(0)), granted).alias("wait_ms"),
         last_of(F.col("table_version"), end).alias("table_version"),
-        F.max("sequence").alias("last_sequence"),
+        F.max(sequence).alias("last_sequence"),
+        F.min("cancel").alias("cancel"),
     )
 
 
-def _continued(told: DataFrame, live: DataFrame) -> DataFrame:
+def _continued(told: DataFrame) -> DataFrame:
     """What was known of leases and what is new, together."""
-    new, old = told.alias("new"), live.alias("old")
+
+    def old(name: str) -> Column:
+        return F.col("known")[name]
+
     # Never both: the past of a lease ends where its new events begin.
-    first_old = (*_SAID_BY_GRANT, "owner")
-    values = [F.coalesce(f"old.{name}", f"new.{name}").alias(name) for name in first_old]
-    values += [F.coalesce(f"new.{name}", f"old.{name}").alias(name) for name in (*_SAID_LAST, *_SAID_BY_END)]
-    values.append((F.coalesce("old.heartbeats", F.lit(0)) + F.coalesce("new.heartbeats", F.lit(0))).alias("heartbeats"))
-    values.append(F.coalesce("new.last_sequence", "old.last_sequence").alias("last_sequence"))
-    return new.join(old, on=["shard", "lease_id"], how="full_outer").select("shard", "lease_id", *values)
+    values = [F.coalesce(old(name), F.col(name)).alias(name) for name in _SAID_BY_GRANT]
+    values += [F.coalesce(F.col(name), old(name)).alias(name) for name in (*_SAID_LAST, *_SAID_BY_END)]
+    values.append((F.coalesce(old("heartbeats"), F.lit(0)) + F.col("heartbeats")).alias("heartbeats"))
+    return told.select("shard", "item", "lease_id", "cancel", *values)
 
 
-def _cancelled(told: DataFrame, changes: DataFrame) -> DataFrame:
+def _cancelled(told: DataFrame) -> DataFrame:
     """Leases that live on although their item was cancelled were ended by that."""
-    ends = (
-        changes.where(is_kind("Cancelled"))
-        .groupBy("shard", "item")
-        .agg(F.min_by("at", "sequence").alias("cancelled_at"), F.min("sequence").alias("cancelled"))
-    )
-    hit = F.col("ended_at").isNull() & (F.col("cancelled") > F.col("fence"))
-    joined = told.join(ends, on=["shard", "item"], how="left")
-    return (
-        joined.withColumn("outcome", F.when(hit, F.lit("cancelled")).otherwise(F.col("outcome")))
-        .withColumn("undelivered", F.when(hit, F.lit(False)).otherwise(F.col("undelivered")))
-        .withColumn("last_sequence", F.when(hit, F.col("cancelled")).otherwise(F.col("last_sequence")))
-        .withColumn("ended_at", F.when(hit, F.col("cancelled_at")).otherwise(F.col("ended_at")))
-    )
+    cancel = F.col("cancel")
+    hit = F.col("ended_at").isNull() & (cancel["sequence"] > F.col("fence"))
+    instead = {
+        "outcome": F.lit("cancelled"),
+        "undelivered": F.lit(False),
+        "last_sequence": cancel["sequence"],
+        "ended_at": cancel["at"],
+    }
+    values = {name: F.when(hit, value).otherwise(F.col(name)) for name, value in instead.items()}
+    return told.withColumns(values)
