@@ -199,7 +199,7 @@ async def test_the_witness_is_written_at_creation_and_at_the_end(store: SqliteSt
     closed = read_witness(store.witness)
     assert closed is not None
     assert closed.position == leader.position
-    assert log.statistics().witness_writes == 1
+    assert log.statistics().witness_writes >= 1  # More when more than a second went by before.
 
 
 async def test_the_witness_follows_the_last_append_and_is_never_ahead(store: SqliteStore) -> None:
@@ -220,12 +220,11 @@ async def test_the_witness_follows_the_last_append_and_is_never_ahead(store: Sql
         armed("log.witness.written", tell),
     ):
         for _ in range(2):
-            written.clear()
             await leader.append_many(3)
-            await asyncio.wait_for(written.wait(), PATIENCE_S)
-            witness = read_witness(store.witness)
-            assert witness is not None
-            assert witness.position == leader.position
+            # Between two of them it may have been written as well, when they took long.
+            while (witness := read_witness(store.witness)) is None or witness.position != leader.position:
+                await asyncio.wait_for(written.wait(), PATIENCE_S)
+                written.clear()
             assert witness.sequence <= heads[-1]
     await leader.log.close()
 

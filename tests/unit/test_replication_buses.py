@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -168,10 +169,13 @@ async def opened_and_applied(sink: ReplicationSink) -> None:
     ids=["nats", "kafka", "otel"],
 )
 async def test_a_target_that_is_not_there_is_named_and_tried_again(sink: ReplicationSink) -> None:
-    for _ in range(2):
-        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1.*(refused|Connect call failed)") as caught:
+    refused = 0
+    while refused < 2:
+        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1") as caught:
             await opened_and_applied(sink)
         assert "hidden" not in repr(caught.value)
+        # On a machine that stands still for a while its time may be over before it hears of the refusal.
+        refused += re.search("refused|Connect call failed", caught.value.message) is not None
     await sink.close()
 
 

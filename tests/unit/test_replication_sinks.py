@@ -26,6 +26,7 @@ from omnirelay.replication.sinks import ReplicationSink, SinkGap, SinkUnusable
 from omnirelay.replication.tables import SqliteSink
 from omnirelay.replication.threads import OneThread
 from omnirelay.testing.sinks import SHARD, SinkConformance, made_event, made_events
+from tests.patience import PATIENCE_S
 
 # -- every sink ----------------------------------------------------------------------------------
 
@@ -256,7 +257,7 @@ async def test_a_delivery_that_was_given_up_does_not_run_beside_its_repetition(
     real = os.fsync
 
     def slow(file: int) -> None:
-        gate.wait(10)
+        gate.wait(PATIENCE_S)
         real(file)
 
     monkeypatch.setattr(os, "fsync", slow)
