@@ -175,7 +175,7 @@ def fence_of_elsewhere(log: Log) -> tuple[Frame, int]:
     payload = Payload(resource_type="table", resource_id="r9")
     restored = ev.RestoredItem(sequence_id=4711, payload=payload, last_ownership_token=token)
     item = Item(4711, payload, READY, 0, 1, 5, 1, None, now, None, 0, None, 4711)
-    events = [
+    events: list[ev.Event] = [
         ev.RestoreSnapshot(sequence_number=log.next, timestamp=now, items=[restored]),
         grant(log, item, sequence=log.next + 1),
     ]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from omnirelay.cli.lakehouse_audit import drawn
+from omnirelay.cli.printing import show
 from omnirelay.core.snapshot import digest
 from omnirelay.lakehouse.audit import Audit, Report, ShardResult
 from omnirelay.lakehouse.audit_digests import Known
@@ -184,6 +186,17 @@ def test_a_damaged_segment_is_named_and_the_rest_is_audited(audited: Audited) ->
     assert replayed.last == audited.expected["damaged"] - 1
     assert replayed.remark is not None
     assert {finding.rule for finding in audited.found("damaged")} == {"segments", "columns"}
+
+
+def test_people_get_a_table_that_names_the_first_events(audited: Audited, capsys: pytest.CaptureFixture[str]) -> None:
+    show(drawn(audited.report))
+    text = capsys.readouterr().out
+    for rule in RULES:
+        assert rule.id in text
+        assert rule.sentence in text
+    assert str(audited.expected["second-lease"]) in text
+    assert f"{audited.report.violations} violations" in text
+    assert audited.shard("whole").replayed.digest in text.split()
 
 
 def test_a_missing_segment_is_named(audited: Audited) -> None:

@@ -42,14 +42,14 @@ class Recorded:
         return [event for frame in self.frames for event in decode_frame(frame, shard=self.shard, log_id=self.log_id)]
 
 
-def recorded(shard: str = "jobs", *, seed: int = 1, steps: int = 250) -> Recorded:
-    return asyncio.run(_record(shard, seed, steps))
+def recorded(shard: str = "jobs", *, seed: int = 1, steps: int = 250, options: QueueOptions = OPTIONS) -> Recorded:
+    return asyncio.run(_record(shard, seed, steps, options))
 
 
-async def _record(name: str, seed: int, steps: int) -> Recorded:
+async def _record(name: str, seed: int, steps: int, options: QueueOptions) -> Recorded:
     log = MemoryLog(name)
     clock = FakeClock()
-    load = _Load(await Shard.open(log, clock=clock, options=OPTIONS), clock, random.Random(seed))
+    load = _Load(await Shard.open(log, clock=clock, options=options), clock, random.Random(seed))
     for _ in range(steps):
         await load.step()
     frames = [frame async for frame in log.read(1)]

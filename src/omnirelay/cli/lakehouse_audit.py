@@ -86,7 +86,7 @@ def audit(
         report = Audit(spark, source, plans, found, known=known, options=options, report=note).run()
     finally:
         spark.stop()
-    print_answer(output, as_plain(report), None, lambda: _drawn(report))
+    print_answer(output, as_plain(report), None, lambda: drawn(report))
     if not report.clean:
         raise typer.Exit(DAMAGED)
 
@@ -112,7 +112,8 @@ async def _known(address: str, plans: list[ShardPlan], options: dict[str, Any]) 
 # -- what is printed -------------------------------------------------------------------------------
 
 
-def _drawn(report: Report) -> RenderableType:
+def drawn(report: Report) -> RenderableType:
+    """The report for people."""
     rules = [
         (
             each.rule.id,

@@ -1,0 +1,194 @@
+"""The parts of the audit that need no Spark: files, the replay, and what a node knows of its own states."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnirelay.core.options import Limit
+from omnirelay.core.payload import Caller, NewItem, Payload
+from omnirelay.engine.shard import Shard
+from omnirelay.errors import NotFound
+from omnirelay.lakehouse.audit_digests import Known, known_of
+from omnirelay.lakehouse.audit_plan import ShardPlan, plan
+from omnirelay.lakehouse.audit_replay import Replay
+from omnirelay.lakehouse.audit_rules import Findings, Replayed
+from omnirelay.lakehouse.audit_segments import SegmentCheck
+from omnirelay.log.sqlite import SqliteLog
+from omnirelay.segments.archive import Archive
+from omnirelay.segments.connecting import connect
+from omnirelay.segments.manifest import segment_key
+from omnirelay.segments.segment import SegmentFormat
+from omnirelay.segments.writer import SegmentWriter
+from omnirelay.testing.clock import FakeClock
+from tests.spark import audit_plants as plants
+from tests.spark.workload import OPTIONS, Recorded, recorded, write_segments
+
+LIMITS = [Limit(by="type", match="ta*", max=3), Limit(by="key", max=2), Limit(by="tenant", max=5)]
+
+
+async def looked_at(directory: Path, planned: ShardPlan, known: Known | None = None) -> tuple[Replayed, list[Findings]]:
+    """The opinions of files and replay on one shard."""
+    store = await connect(str(directory), writable=False)
+    files = Findings("files", planned.shard, planned.first, planned.last)
+    for entry in planned.entries:
+        check = SegmentCheck(files, entry, planned.log_id)
+        check.run(await store.get(segment_key(planned.shard, entry.name)))
+        assert check.usable
+    replay = Findings("replay", planned.shard, planned.first, planned.last)
+    return await Replay(store, planned, known, replay).run(), [files, replay]
+
+
+def only_plan(directory: Path) -> ShardPlan:
+    [planned], [found] = asyncio.run(plan(str(directory)))
+    assert found.named == []
+    return planned
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    ordering=st.sampled_from(["none", "exclusive", "fifo"]),
+    key=st.sampled_from(["resource", "partition"]),
+    limits=st.lists(st.sampled_from(LIMITS), max_size=3, unique=True),
+)
+def test_whatever_the_engine_writes_is_clean(seed: int, ordering: str, key: str, limits: list[Limit]) -> None:
+    options = msgspec.structs.replace(OPTIONS, ordering=ordering, key=key, limits=limits)
+    log = recorded("jobs", seed=seed, steps=80, options=options)
+    with TemporaryDirectory() as name:
+        write_segments(Path(name), log, pieces=2)
+        replayed, found = asyncio.run(looked_at(Path(name), only_plan(Path(name))))
+    assert [finding for each in found for finding in each.named] == []
+    assert replayed.remark is None
+    assert (replayed.last, replayed.events) == (log.frames[-1].last, len(log.events))
+
+
+def test_segments_of_lines_are_audited_too(tmp_path: Path) -> None:
+    log = recorded("jobs", seed=3, steps=60)
+    asyncio.run(_append(tmp_path, log, "jsonl"))
+    replayed, found = asyncio.run(looked_at(tmp_path, only_plan(tmp_path)))
+    assert [finding for each in found for finding in each.named] == []
+    assert replayed.last == log.frames[-1].last
+
+
+async def _append(directory: Path, log: Recorded, kind: SegmentFormat, first: int = 0) -> None:
+    store = await connect(str(directory))
+    await SegmentWriter(Archive(store, log.shard), kind=kind).append(log.frames[first:])
+
+
+async def _with_snapshots(directory: Path) -> Recorded:
+    """A log of a node with two snapshots, and events behind them."""
+    log = SqliteLog.open(directory, "jobs")
+    clock = FakeClock()
+    shard = await Shard.open(log, clock=clock)
+    for _ in range(2):
+        items = [NewItem(payload=Payload(resource_type="table", resource_id="r"))] * 3
+        await shard.enqueue(items)
+        [lease] = await shard.lease(Caller(peer_id="ada"))
+        await shard.snapshot()
+        await shard.complete(lease.token, caller=Caller(peer_id="ada"))
+    frames = [frame async for frame in log.read(1)]
+    await shard.close()
+    return Recorded("jobs", frames, log.log_id)
+
+
+def test_the_states_of_a_replay_are_those_that_the_node_recorded(tmp_path: Path) -> None:
+    log = asyncio.run(_with_snapshots(tmp_path / "node"))
+    write_segments(tmp_path / "segments", log)
+    planned = only_plan(tmp_path / "segments")
+    known = asyncio.run(known_of(tmp_path / "node", "jobs", anchor=0, last=planned.last))
+    assert len(known.digests) == 3, "two snapshots and the end"
+    replayed, found = asyncio.run(looked_at(tmp_path / "segments", planned, known))
+    assert [finding for each in found for finding in each.named] == []
+    assert replayed.snapshots == 3
+    assert replayed.digest == known.digests[planned.last]
+
+
+def test_segments_without_their_beginning_are_replayed_from_the_state_of_the_node(tmp_path: Path) -> None:
+    log = asyncio.run(_with_snapshots(tmp_path / "node"))
+    asyncio.run(_append(tmp_path / "segments", log, "parquet", first=len(log.frames) // 2))
+    planned = only_plan(tmp_path / "segments")
+    assert not planned.whole
+    known = asyncio.run(known_of(tmp_path / "node", "jobs", anchor=planned.anchor.sequence, last=planned.last))
+    replayed, found = asyncio.run(looked_at(tmp_path / "segments", planned, known))
+    assert [finding for each in found for finding in each.named] == []
+    assert (replayed.begun, replayed.last) == (planned.anchor.sequence, planned.last)
+    assert replayed.digest == known.digests[planned.last]
+
+
+def test_a_manifest_that_skips_a_segment_is_named(tmp_path: Path) -> None:
+    log = plants.short_log("jobs")
+    plants.write(tmp_path, log, pieces=3)
+
+    async def skip() -> None:
+        archive = Archive(await connect(str(tmp_path)), "jobs")
+        await archive.change(lambda newest: newest and newest.with_recent((newest.recent[0], newest.recent[2])))
+
+    asyncio.run(skip())
+    [planned], [found] = asyncio.run(plan(str(tmp_path)))
+    [finding] = found.named
+    assert (finding.rule, finding.sequence) == ("contiguity", planned.entries[1].first)
+
+
+def test_a_manifest_that_cannot_be_read_is_named_and_other_shards_are_planned(tmp_path: Path) -> None:
+    for shard in ("bad", "good"):
+        plants.write(tmp_path, plants.short_log(shard))
+    for path in (tmp_path / "bad" / "manifest").glob("*.json"):
+        path.write_text("{")
+    [planned], found = asyncio.run(plan(str(tmp_path)))
+    assert planned.shard == "good"
+    assert [(each.shard, list(each.counts)) for each in found] == [("bad", ["segments"]), ("good", [])]
+
+
+def test_a_shard_without_segments_is_refused_by_name(tmp_path: Path) -> None:
+    plants.write(tmp_path, plants.short_log("jobs"))
+    with pytest.raises(NotFound, match=r"'orders'.*it has jobs"):
+        asyncio.run(plan(str(tmp_path), shards=["orders"]))
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def audit(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "omnirelay.cli", "lakehouse", "audit", *words],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "NO_COLOR": "1"},
+        check=False,
+    )
+
+
+def test_the_command_names_a_violation_and_ends_with_6(tmp_path: Path) -> None:
+    log = plants.short_log("jobs")
+    frame, sequence = plants.second_lease(log)
+    plants.write(tmp_path, log, frame)
+    done = audit("--source", str(tmp_path), "--shard", "jobs", "--master", "local[1]", "-o", "json")
+    assert done.returncode == 6, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["clean"] is False
+    [rule] = [each for each in answer["rules"] if each["id"] == "one-lease"]
+    assert rule["opinions"] == {"replay": 1, "sql": 1}
+    assert [(each["shard"], each["sequence"]) for each in rule["first"]] == [("jobs", sequence)] * 2
+    assert "replay:" in done.stderr
+
+
+def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    plants.write(tmp_path, plants.short_log("jobs"))
+    both = audit("--source", str(tmp_path), "--data", "x", "--backup", "y")
+    assert both.returncode == 2
+    assert "--backup" in both.stderr
+    missing = audit("--source", str(tmp_path), "--shard", "orders")
+    assert missing.returncode == 4
+    assert "orders" in missing.stderr
