@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from omnirelay.lakehouse.jars import spark_home
-from omnirelay.lakehouse.java import find_java, launcher_home
-from tests.spark.logs import segments_of
+from omnirelay.client.sync import SyncClient
+from tests.integration.test_replication_node import sink
+from tests.spark.logs import segments_of, serving
+from tests.spark.servers import connect_server
 
 pytestmark = pytest.mark.skipif(os.environ.get("OMNIRELAY_LONG") != "1", reason="the long form only: make spark-test")
 
 # In a process of its own: one process has either a Spark in it or a connection to one.
-CLIENT = """
+SEGMENTS = """
 import sys
 from omnirelay.lakehouse.segment_files import read_segments
 from omnirelay.lakehouse.session import open_session
@@ -28,56 +29,54 @@ print(*(sorted(row.sequence for row in each.select("sequence").collect()) for ea
 spark.stop()
 """
 
-
-@pytest.fixture
-def connect_server() -> Iterator[str]:
-    """The address of a server that is up."""
-    environment = {
-        **os.environ,
-        "JAVA_HOME": str(launcher_home(find_java())),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    settings = {
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": "0",
-        "spark.ui.enabled": "false",
-        "spark.sql.python.filterPushdown.enabled": "true",
-    }
-    command = [str(spark_home() / "bin" / "spark-submit"), "--master", "local[2]"]
-    for name, value in settings.items():
-        command += ["--conf", f"{name}={value}"]
-    server = subprocess.Popen(
-        [*command, "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stderr is not None
-    try:
-        said = []
-        for line in server.stderr:
-            said.append(line)
-            if "Spark Connect server started at:" in line:
-                yield f"sc://127.0.0.1:{line.strip().rpartition(':')[2]}"
-                break
-        else:
-            pytest.fail(f"the server did not start: {''.join(said[-20:])}")
-    finally:
-        server.terminate()
-        server.communicate(timeout=60)
+LIVE = """
+import sys
+from omnirelay.lakehouse.session import open_session
+_, server, segments, url, place = sys.argv
+spark = open_session(server)
+log = spark.read.format("omnirelay").option("url", url).load(segments)
+print(sorted(row.sequence for row in log.select("sequence").collect()))
+stream = spark.readStream.format("omnirelay").option("url", url).option("maxEventsPerTrigger", 10).load(segments)
+query = (
+    stream.select("sequence").writeStream.format("parquet").option("path", place + "/rows")
+    .option("checkpointLocation", place + "/checkpoint").trigger(availableNow=True).start()
+)
+query.awaitTermination()
+assert query.exception() is None, query.exception()
+print(sorted(row.sequence for row in spark.read.parquet(place + "/rows").collect()))
+spark.stop()
+"""
 
 
-def test_log_is_read_through_spark_connect(connect_server: str, tmp_path: Path) -> None:
-    segments_of(tmp_path, 10, 10)
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with connect_server({"spark.sql.python.filterPushdown.enabled": "true"}) as address:
+        yield address
+
+
+def run(script: str, *arguments: str | Path) -> list[str]:
     ran = subprocess.run(
-        [sys.executable, "-c", CLIENT, connect_server, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=250,
+        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=250
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip() == "|".join([str(list(range(13, 21)))] * 2)
+    return ran.stdout.split("\n")
+
+
+def test_log_is_read_through_spark_connect(server: str, tmp_path: Path) -> None:
+    segments_of(tmp_path, 10, 10)
+    assert run(SEGMENTS, server, tmp_path)[0] == "|".join([str(list(range(13, 21)))] * 2)
+
+
+def test_the_live_tail_is_read_and_streamed_through_spark_connect(server: str, tmp_path: Path) -> None:
+    lake, data = tmp_path / "lake", tmp_path / "data"
+    with serving(sink("lake", "objects", path=str(lake)), data=data) as node, SyncClient(node.url) as client:
+        for number in range(12):
+            client.enqueue("table", f"sealed-{number}")
+        node.wait_for_sinks()
+    # What comes now has no way into segments.
+    with serving(data=data) as node, SyncClient(node.url) as client:
+        for number in range(13):
+            client.enqueue("table", f"live-{number}")
+        read, streamed, _ = run(LIVE, server, lake, node.url, tmp_path / "sink")
+        assert read == streamed == str(list(range(1, node.last() + 1)))
+        assert node.last() >= 25

@@ -3,6 +3,7 @@
 OMNIRELAY_CACHE              the directory (default: omnirelay below XDG_CACHE_HOME, or below ~/.cache)
 OMNIRELAY_MAVEN_REPOSITORY   another place to fetch jars from, before the usual one
 JAVA_HOME, PATH              where Java is looked for
+PYSPARK_PYTHON               the Python of executors on a cluster (default: at the path of this one)
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def cache_directory() -> Path:
 
 def maven_repository() -> str | None:
     return os.environ.get("OMNIRELAY_MAVEN_REPOSITORY") or None
+
+
+def executor_python(master: str) -> str | None:
+    """What the environment says of it. In this process it is this Python, whatever a shell has left there."""
+    return None if master.startswith("local") else os.environ.get("PYSPARK_PYTHON") or None
 
 
 def java_candidates() -> list[tuple[str, Path]]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from omnirelay.lakehouse.errors import needs_extra
 from omnirelay.lakehouse.jars import delta_coordinates, fetch_jars, iceberg_coordinates, spark_home
 from omnirelay.lakehouse.java import find_java, launcher_home
+from omnirelay.lakehouse.places import executor_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +80,7 @@ def open_session(
         settings = {**_settings(master, driver_flags, delta=delta, iceberg=iceberg), **given}
     for name, value in settings.items():
         builder = builder.config(name, value)
-    with _environment_of_java(master):
+    with _environment_of_java(master, given.get("spark.pyspark.python")):
         try:
             spark = builder.getOrCreate()
         except ImportError as error:
@@ -115,15 +116,18 @@ def _logging_file() -> Path:
 
 
 @contextmanager
-def _environment_of_java(master: str) -> Iterator[None]:
-    """What Spark reads from the environment when it starts Java; put back as it was afterwards."""
+def _environment_of_java(master: str, python: str | None) -> Iterator[None]:
+    """What Spark reads from the environment when it starts Java; put back as it was afterwards.
+
+    `python` is that of the executors. Spark heeds the setting of that name only where it starts the driver itself.
+    """
     if master.startswith("sc://"):
         yield
         return
     wanted = {
         "JAVA_HOME": str(launcher_home(find_java())),
         "SPARK_HOME": str(spark_home()),
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": python or executor_python(master) or sys.executable,
         # A setting cannot quieten what Java says before it has read the settings.
         "SPARK_SUBMIT_OPTS": f"-Dlog4j2.configurationFile={_logging_file().as_uri()}",
     }
