@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -110,13 +111,13 @@ class Page:
 
     def move_to(self, selector: str) -> None:
         """Put the pointer on the middle of an element."""
-        centre = f"""(() => {{
-            const element = document.querySelector({json.dumps(selector)});
-            element.scrollIntoView({{ block: "center", inline: "center", behavior: "instant" }});
-            const box = element.getBoundingClientRect();
-            return [box.x + box.width / 2, box.y + box.height / 2];
-        }})()"""
-        x, y = self.evaluate(centre)
+        element = f"document.querySelector({json.dumps(selector)})"
+        self.evaluate(f'{element}.scrollIntoView({{block: "center", inline: "center", behavior: "instant"}})')
+        self._frames()  # The page hears of having been scrolled before the pointer moves.
+        x, y = self.evaluate(
+            f"(() => {{ const box = {element}.getBoundingClientRect();"
+            " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
         self.send("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
         self._frames()
 
@@ -135,7 +136,7 @@ class Browser:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         self._address = self._listening()
-        self._sockets: list[ClientConnection] = []
+        self._sockets = ExitStack()
         return self
 
     def _listening(self) -> str:
@@ -152,17 +153,14 @@ class Browser:
             whole.send(json.dumps({"id": 1, "method": "Target.createTarget", "params": {"url": "about:blank"}}))
             target = json.loads(whole.recv(timeout=_PATIENCE_SECONDS))["result"]["targetId"]
         address = re.sub(r"/devtools/.*", f"/devtools/page/{target}", self._address)
-        socket = connect(address, max_size=None)
-        self._sockets.append(socket)
-        page = Page(socket)
+        page = Page(self._sockets.enter_context(connect(address, max_size=None)))
         page.show(file, width=width, dark=dark, paper=paper)
         return page
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for socket in self._sockets:
-            socket.close()
+        self._sockets.close()
         self._process.terminate()
         try:
             self._process.communicate(timeout=_PATIENCE_SECONDS)

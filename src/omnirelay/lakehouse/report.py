@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -70,6 +71,7 @@ def make_report(tables: TableStore, kind: str, wanted: Wanted | None = None, *, 
             raise InvalidArgument(f"shard {shard!r} is not in the tables; there are: {known}", field="shard")
     shards = sorted(wanted.shards or ends)
 
+    @cache
     def rows(table: Table) -> DataFrame:
         there = tables.read(table)
         return there.where(F.col("shard").isin(shards)) if wanted.shards else there

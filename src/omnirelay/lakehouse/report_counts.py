@@ -11,7 +11,7 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from omnirelay.lakehouse.gold_windows import WINDOW_MS
@@ -31,10 +31,10 @@ def extent(rows: Rows) -> tuple[int, int] | None:
 
     Items that were restored may have come in long before the log began, so that its windows say where to look.
     """
-    windows = rows(SLO).agg(F.min(F.unix_millis("window_start")), F.max(F.unix_millis("window_start"))).first()
-    if windows is None or windows[0] is None:
-        return None
-    low, high = windows[0], windows[1] + WINDOW_MS
+    windows = rows(SLO).agg(
+        F.min(F.unix_millis("window_start")).alias("low"),
+        (F.max(F.unix_millis("window_start")) + WINDOW_MS).alias("high"),
+    )
     instants = [
         rows(table).select(F.unix_millis(name).alias("ms"))
         for table, names in (
@@ -43,12 +43,24 @@ def extent(rows: Rows) -> tuple[int, int] | None:
         )
         for name in names
     ]
-    found = (
-        reduce(DataFrame.union, instants).where(f"ms >= {low} AND ms < {high}").agg(F.min("ms"), F.max("ms")).first()
-    )
-    if found is None or found[0] is None:
-        return low, high
-    return found[0], found[1] + 1
+    inside = windows.join(reduce(DataFrame.union, instants), on=F.expr("ms >= low AND ms < high"), how="left")
+    found = inside.agg(F.min("ms"), F.max("ms"), F.max("low"), F.max("high")).first()
+    if found is None or found[2] is None:
+        return None
+    first, last, low, high = found
+    return (low, high) if first is None else (first, last + 1)
+
+
+def top_and_totals(groups: DataFrame, number: int, order: Sequence[Column], *sums: str) -> tuple[list[Row], Row]:
+    """The first groups of an order, as they come, and over all groups their number (`groups`) and sums of columns.
+
+    One question instead of two: what both are made of is computed once.
+    """
+    top = groups.orderBy(*order).limit(number).withColumn("groups", F.lit(None).cast("bigint"))
+    totals = groups.agg(F.count("*").alias("groups"), *(F.sum(name).alias(name) for name in sums))
+    found = top.unionByName(totals, allowMissingColumns=True).collect()
+    [total] = [row for row in found if row.groups is not None]
+    return [row for row in found if row.groups is None], total
 
 
 def bucket_of(column: str, span: Span) -> Column:

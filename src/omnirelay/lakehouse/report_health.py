@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from omnirelay.lakehouse import report_data
-from omnirelay.lakehouse.report_counts import Rows, touching
+from omnirelay.lakehouse.report_counts import Rows, top_and_totals, touching
 from omnirelay.lakehouse.report_data import (
     Anomalies,
     Anomaly,
@@ -46,6 +46,8 @@ def _within(rows: DataFrame, span: Span) -> DataFrame:
 
 def _longest(rows: DataFrame, keys: list[str], places: dict[tuple[str, str], int]) -> list[Interval]:
     """The longest times of the rows that have a place, in the order of time."""
+    if not places:
+        return []
     chosen: Column = F.lit(False)
     for values in places:
         same: Column = F.lit(True)
@@ -73,10 +75,8 @@ def peers(rows: Rows, span: Span) -> Peers:
         F.sum("expiries").alias("expiries"),
         F.count(F.when(~F.col("healthy"), 1)).alias("times"),
     )
-    totals = each.agg(F.count("*"), F.sum("times")).first()
-    if totals is None or not totals[0]:
-        return Peers()
-    chosen = each.orderBy(F.desc("unwell_ms"), F.desc("signs"), *keys).limit(report_data.PEERS_MAX).collect()
+    order = (F.desc("unwell_ms"), F.desc("signs"), F.col("peer"), F.col("shard"))
+    chosen, totals = top_and_totals(each, report_data.PEERS_MAX, order, "times")
     chosen.sort(key=lambda row: (natural(row.peer), row.shard))
     drawn = [
         PeerRow(
@@ -92,41 +92,45 @@ def peers(rows: Rows, span: Span) -> Peers:
         for row in chosen
     ]
     places = {(row.shard, row.peer): at for at, row in enumerate(chosen)}
-    return Peers(drawn, _longest(unwell, keys, places), *totals)
+    return Peers(drawn, _longest(unwell, keys, places), totals.groups, totals.times or 0)
 
 
 def backpressure(rows: Rows, span: Span, shards: int) -> tuple[Backpressure, float]:
     """With the share of the time in which any cause kept intake closed, over all shards."""
     keys = ["shard", "cause"]
     times = _within(rows(BACKPRESSURE), span)
-    each = times.groupBy(*keys).agg(F.count("*").alias("times"), F.sum("length_ms").alias("closed_ms"))
-    totals = each.agg(F.count("*"), F.sum("times")).first()
-    if totals is None or not totals[0]:
+    each = (
+        _with_new(times)
+        .groupBy(*keys)
+        .agg(F.count("*").alias("times"), F.sum("length_ms").alias("closed_ms"), F.sum("new_ms").alias("new_ms"))
+    )
+    order = (F.desc("closed_ms"), F.col("shard"), F.col("cause"))
+    chosen, totals = top_and_totals(each, report_data.CAUSES_MAX, order, "times", "new_ms")
+    if not chosen:
         return Backpressure(), 0.0
-    chosen = each.orderBy(F.desc("closed_ms"), *keys).limit(report_data.CAUSES_MAX).collect()
+    chosen.sort(key=lambda row: (-row.closed_ms, row.shard, row.cause))
     places = {(row.shard, row.cause): at for at, row in enumerate(chosen)}
     drawn = [CauseRow(clipped(row.shard), clipped(row.cause), row.times, row.closed_ms) for row in chosen]
-    closed = _closed_ms(times) / ((span.to_ms - span.from_ms) * max(1, shards))
-    return Backpressure(drawn, _longest(times, keys, places), *totals), min(1.0, closed)
+    share = totals.new_ms / ((span.to_ms - span.from_ms) * max(1, shards))
+    return Backpressure(drawn, _longest(times, keys, places), totals.groups, totals.times), min(1.0, share)
 
 
-def _closed_ms(times: DataFrame) -> int:
-    """How long intake was closed. Causes overlap, so that only what no earlier one covers is added."""
+def _with_new(times: DataFrame) -> DataFrame:
+    """Times of closed intake with `new_ms`, the part that no earlier one of any cause covers: causes overlap."""
     earlier = Window.partitionBy("shard").orderBy("begin_ms", "end_ms").rowsBetween(Window.unboundedPreceding, -1)
     covered = F.coalesce(F.max("end_ms").over(earlier), F.col("begin_ms"))
     new = F.greatest(F.col("end_ms") - F.greatest(F.col("begin_ms"), covered), F.lit(0))
-    found = times.select(new.alias("ms")).agg(F.sum("ms")).first()
-    return int(found[0] or 0) if found is not None else 0
+    return times.withColumn("new_ms", new)
 
 
 def anomalies(rows: Rows, span: Span) -> Anomalies:
     """The newest of each kind: a thousand of one kind must not hide the only one of another."""
     first, last = (datetime.fromtimestamp(ms / 1000, UTC).date() for ms in (span.from_ms, span.to_ms - 1))
     there = rows(ANOMALIES).where(F.col("date").between(first, last))
-    counts = {row.kind: row["count"] for row in there.groupBy("kind").count().collect()}
-    order = Window.partitionBy("kind").orderBy(F.desc("date"), F.desc(F.abs(F.col("value"))), "shard", "subject")
-    ranked = there.withColumn("rank", F.row_number().over(order))
-    chosen = ranked.where(F.col("rank") <= report_data.ANOMALIES_OF_A_KIND_MAX).orderBy("kind", "rank")
+    of_kind = Window.partitionBy("kind")
+    order = of_kind.orderBy(F.desc("date"), F.desc(F.abs(F.col("value"))), "shard", "subject")
+    ranked = there.withColumn("rank", F.row_number().over(order)).withColumn("all", F.count("*").over(of_kind))
+    chosen = ranked.where(F.col("rank") <= report_data.ANOMALIES_OF_A_KIND_MAX).orderBy("kind", "rank").collect()
     found = [
         Anomaly(
             row.kind,
@@ -137,16 +141,17 @@ def anomalies(rows: Rows, span: Span) -> Anomalies:
             row.expected,
             clipped(row.detail or ""),
         )
-        for row in chosen.collect()
+        for row in chosen
     ]
-    return Anomalies(found, dict(sorted(counts.items())))
+    return Anomalies(found, {row.kind: row["all"] for row in chosen})
 
 
 def resources(rows: Rows) -> Resources:
-    table = rows(RESOURCE_HEALTH)
-    counts = {row.health: row["count"] for row in table.groupBy("health").count().collect()}
+    table = rows(RESOURCE_HEALTH).withColumn("last_ended_ms", F.unix_millis("last_ended_at"))
+    counts = table.groupBy("health").agg(F.count("*").alias("number"))
     unwell = table.where(F.col("health").isin("failing", "expiring"))
     worst = unwell.orderBy(F.desc("failures_in_a_row"), "shard", "resource_type", "resource_id")
+    both = worst.limit(report_data.UNWELL_MAX).unionByName(counts, allowMissingColumns=True).collect()
     found = [
         Unwell(
             clipped(row.shard),
@@ -157,8 +162,8 @@ def resources(rows: Rows) -> Resources:
             row.owners,
             row.last_ended_ms,
         )
-        for row in worst.withColumn("last_ended_ms", F.unix_millis("last_ended_at"))
-        .limit(report_data.UNWELL_MAX)
-        .collect()
+        for row in both
+        if row.number is None
     ]
-    return Resources(found, dict(sorted(counts.items())))
+    found.sort(key=lambda each: (-each.in_a_row, each.shard, each.resource))
+    return Resources(found, {row.health: row.number for row in both if row.number is not None})

@@ -7,7 +7,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
 
-from omnirelay.lakehouse.report_counts import Rows, before, bucket_of, touching
+from omnirelay.lakehouse.report_counts import Rows, before, bucket_of, top_and_totals, touching
 from omnirelay.lakehouse.report_data import BAD, BARS_MAX, OWNERS_MAX, Bar, Gantt, OwnerRow, Span, clipped
 from omnirelay.lakehouse.report_lanes import into_lanes, natural
 from omnirelay.lakehouse.tables import LEASES
@@ -37,14 +37,14 @@ def gantt(rows: Rows, span: Span) -> Gantt:
     """Owners with most trouble first, then those with most leases; of each the longest leases, good and bad."""
     leases = rows(LEASES).where(F.col("granted_at").isNotNull() & touching("granted_at", "ended_at", span))
     by_owner = leases.groupBy("owner").agg(F.count("*").alias("leases"), F.sum(is_bad().cast("bigint")).alias("bad"))
-    totals = by_owner.agg(F.count("*"), F.sum("leases")).first()
-    if totals is None or not totals[0]:
+    order = (F.desc("bad"), F.desc("leases"), F.col("owner"))
+    chosen, totals = top_and_totals(by_owner, OWNERS_MAX, order, "leases")
+    if not chosen:
         return Gantt()
-    chosen = by_owner.orderBy(F.desc("bad"), F.desc("leases"), "owner").limit(OWNERS_MAX).collect()
     chosen.sort(key=lambda row: natural(row.owner))
     mine = leases.where(_among("owner", [row.owner for row in chosen]))
     places = {row.owner: at for at, row in enumerate(chosen)}
-    whole = totals[1] <= BARS_MAX
+    whole = totals.leases <= BARS_MAX
     granted: dict[str | None, list[int]] = {} if whole else _granted(mine, span)
     owners = [
         OwnerRow(
@@ -57,7 +57,7 @@ def gantt(rows: Rows, span: Span) -> Gantt:
     ]
     drawn = _longest(mine, BARS_MAX if whole else BARS_MAX // len(chosen) // 2, span)
     bars = [_bar(row, places[row.owner]) for row in drawn.collect()]
-    return Gantt(*into_lanes(owners, bars, span), totals[0], totals[1])
+    return Gantt(*into_lanes(owners, bars, span), totals.groups, totals.leases)
 
 
 def _among(name: str, values: list[str | None]) -> Column:

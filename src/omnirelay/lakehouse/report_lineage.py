@@ -5,6 +5,7 @@ Each column has its most frequent values as nodes and one node for all others, s
 
 from __future__ import annotations
 
+from functools import reduce
 from itertools import pairwise
 from typing import Final, TypeAlias, get_args
 
@@ -18,6 +19,12 @@ from omnirelay.lakehouse.report_leases import is_bad
 from omnirelay.lakehouse.tables import LINEAGE
 
 COLUMNS: Final[tuple[report_data.Column, ...]] = get_args(report_data.Column)
+_MOST: Final = {
+    "principal": report_data.PRINCIPALS_MAX,
+    "peer": report_data.GRAPH_PEERS_MAX,
+    "resource": report_data.RESOURCES_MAX,
+    "version": report_data.VERSIONS_MAX,
+}
 _OTHERS: Final = "*"
 _UNKNOWN: Final = "?"
 _NAMED: Final = "="
@@ -41,36 +48,50 @@ def lineage(rows: Rows, span: Span) -> Graph:
         is_bad().cast("bigint").alias("bad"),
         "fence",
     )
-    totals = keyed.agg(*(F.countDistinct(name) for name in ("principal", "peer", "resource", "version"))).first()
-    if totals is None or not totals[0]:
+    tops, totals = _frequent(keyed)
+    if not tops["principal"]:
         return Graph()
     shown = keyed.select(
-        _most(keyed, "principal", report_data.PRINCIPALS_MAX),
-        _most(keyed, "peer", report_data.GRAPH_PEERS_MAX),
-        _most(keyed, "resource", report_data.RESOURCES_MAX),
-        _outcome(keyed).alias("outcome"),
+        *(
+            F.when(F.col(name).isin(tops[name]), F.col(name)).otherwise(F.lit(_OTHERS)).alias(name)
+            for name in COLUMNS
+            if name != "outcome"
+        ),
+        _outcome(tops["version"]).alias("outcome"),
         "bad",
     )
-    return Graph(*_graph(shown), *totals)
+    return Graph(*_graph(shown), *(totals[name] for name in _MOST))
 
 
 def _named(name: str) -> Column:
     return F.coalesce(F.concat(F.lit(_NAMED), name), F.lit(_UNKNOWN))
 
 
-def _most(keyed: DataFrame, name: str, number: int) -> Column:
-    """The values that most leases have; all others become one."""
-    most = keyed.groupBy(name).count().orderBy(F.desc("count"), name).limit(number).collect()
-    return F.when(F.col(name).isin([row[0] for row in most]), F.col(name)).otherwise(F.lit(_OTHERS)).alias(name)
+def _frequent(keyed: DataFrame) -> tuple[dict[str, list[str]], dict[str, int]]:
+    """Which values get a node of their own, and how many there are: what most leases have, and the newest versions."""
+    parts = []
+    for name, most in _MOST.items():
+        weight = F.max("fence") if name == "version" else F.count("*")
+        groups = keyed.where(F.col(name).isNotNull()).groupBy(F.col(name).alias("key")).agg(weight.alias("weight"))
+        groups = groups.withColumn("of", F.lit(name))
+        top = groups.orderBy(F.desc("weight"), "key").limit(most).select("of", "key")
+        parts += [top.withColumn("number", F.lit(None).cast("bigint"))]
+        parts += [groups.agg(F.lit(name).alias("of"), F.lit(None).cast("string"), F.count("*").alias("number"))]
+    tops: dict[str, list[str]] = {name: [] for name in _MOST}
+    totals: dict[str, int] = {}
+    for name, key, number in reduce(DataFrame.union, parts).collect():
+        if key is None:
+            totals[name] = number
+        else:
+            tops[name].append(key)
+    return tops, totals
 
 
-def _outcome(keyed: DataFrame) -> Column:
+def _outcome(newest: list[str]) -> Column:
     """The newest versions of tables by name, other leases by their outcome."""
-    versions = keyed.where("version IS NOT NULL").groupBy("version").agg(F.max("fence").alias("fence"))
-    newest = versions.orderBy(F.desc("fence")).limit(report_data.VERSIONS_MAX).collect()
     older = F.when(F.col("version").isNotNull(), F.lit(f"{_VERSION}{_OTHERS}"))
     other = F.coalesce(older, F.concat(F.lit(_NAMED), "outcome"))
-    return F.when(F.col("version").isin([row[0] for row in newest]), F.col("version")).otherwise(other)
+    return F.when(F.col("version").isin(newest), F.col("version")).otherwise(other)
 
 
 def _graph(shown: DataFrame) -> tuple[list[Node], list[Edge]]:

@@ -1,6 +1,6 @@
 // Who worked as whom on what: four columns, with bands between them that are as wide as leases are many.
 
-const COLUMNS = [["principal", "principal"], ["peer", "peer"], ["resource", "resource"], ["outcome", "outcome or table version"]];
+const COLUMNS = [["principal", "principal"], ["peer", "peer"], ["resource", "resource"], ["outcome", "outcome or version"]];
 const NODE_LEAST = 14;
 const NODE_GAP = 9;
 const NODE_WIDE = 12;

@@ -96,7 +96,7 @@ function endsChart(section, width, data) {
   legend(section, OUTCOMES.filter((name) => data.series.ended[name]?.some((value) => value)).map((name) => [`fill-${name}`, name]));
 }
 
-const SHARES = [["p50", "median"], ["p95", "95 %"], ["p99", "99 %"]];
+const SHARES = [["p50", "median", 2.5], ["p95", "95 %", 4], ["p99", "99 %", 5.5]];
 
 function percentileChart(section, width, data, values, whole, label) {
   const all = values.flatMap((each) => SHARES.map(([name]) => each[name])).filter((value) => value !== null);
@@ -114,7 +114,8 @@ function percentileChart(section, width, data, values, whole, label) {
   timeAxis(svg, x, HEAD, bottom);
   valueAxis(svg, ticks, y, left, width - 16, (ms) => (ms === 1 ? "≤ 1 ms" : length(ms)), "length of time");
   const dots = values.filter((each) => each.p50 !== null).length <= 40;
-  for (const [name] of SHARES) {
+  // The median last and smallest: where all three are the same, all three are seen.
+  for (const [name, , radius] of SHARES.toReversed()) {
     let path = "";
     let open = false;
     values.forEach((each, at) => {
@@ -126,7 +127,7 @@ function percentileChart(section, width, data, values, whole, label) {
       const place = (x(begin) + x(end)) / 2;
       path += `${open ? "L" : "M"}${place} ${y(each[name])}`;
       const alone = !open && (at + 1 >= values.length || values[at + 1][name] === null);
-      if (dots || alone) draw(svg, "circle", { class: `fill-${name}`, cx: place, cy: y(each[name]), r: dots ? 3 : 2 });
+      if (dots || alone) draw(svg, "circle", { class: `fill-${name}`, cx: place, cy: y(each[name]), r: dots ? radius : radius / 2 });
       open = true;
     });
     draw(svg, "path", { class: `trace line-${name}`, d: path });
