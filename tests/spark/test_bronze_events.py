@@ -82,6 +82,21 @@ def test_merged_segments_bring_only_what_is_new(place: Pipeline, log: Recorded, 
     assert not place.ingest().changed
 
 
+def test_a_segment_that_comes_twice_or_that_no_manifest_lists_changes_nothing(
+    place: Pipeline, log: Recorded, tmp_path: Path
+) -> None:
+    write_segments(tmp_path / "segments", log, last=20, pieces=2)
+    first, last = segment_files(tmp_path)
+    # What a writer left that was killed before the manifest: the same events under another name.
+    last.with_name(last.name.replace(last.stem[-16:], "0" * 16)).write_bytes(last.read_bytes())
+    first.with_name("late.parquet").write_bytes(first.read_bytes())
+    assert place.ingest().events == len(numbers(log, 20))
+    versions = place.tables.version(EVENTS)
+    assert not place.ingest().changed
+    assert place.tables.version(EVENTS) == versions
+    assert sequences(place) == numbers(log, 20)
+
+
 def test_a_damaged_segment_stops_its_shard_and_nothing_else_until_it_is_mended(
     place: Pipeline, log: Recorded, tmp_path: Path
 ) -> None:

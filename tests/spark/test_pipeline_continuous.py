@@ -18,7 +18,7 @@ from tests.spark.workload import recorded, write_segments
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT] if LONG else [signal.SIGTERM])
 def test_it_takes_new_segments_and_ends_well_when_asked_to(number: signal.Signals, tmp_path: Path) -> None:
     segments, warehouse = tmp_path / "segments", tmp_path / "warehouse"
-    log = recorded("jobs", seed=17, steps=40)
+    log = recorded("jobs", seed=17, steps=60)
     write_segments(segments, log, last=15)
     with PipelineProcess(segments, warehouse, "--continuous", "--every", "0.1", "-o", "jsonl") as run:
         assert run.process.stdout is not None

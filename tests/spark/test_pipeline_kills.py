@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KILLS = 20 if LONG else 2
-SEED = 5
+SEED = 20
 DELAY_S = 2.0
 """About as long as a table takes on a machine that has something else to do as well."""
 

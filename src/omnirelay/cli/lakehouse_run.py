@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from omnirelay.cli.commands import command
 from omnirelay.cli.exits import DAMAGED
 from omnirelay.cli.options import Format, Output
 from omnirelay.cli.printing import note, print_answer, short, stacked, table
+from omnirelay.cli.stopping import set_when_interrupted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,19 +68,32 @@ def run(
 ) -> None:
     """Take in what is new in the segments and bring every table up to it. It may be stopped at any time.
 
-    Ends with 6 when a segment was refused; the tables hold everything before it, and all of the other shards.
+    Ends with 6 when a segment was refused; the tables hold everything before it, and all of the other shards. With
+    --continuous an interruption or a SIGTERM ends it behind the table that is being changed; a second one at once.
     """
-    with _pipeline(source, warehouse, kind, master) as pipeline:
+    if continuous:
+        summary = _continuously(source, warehouse, kind, master, every, output)
+    else:
+        with _pipeline(source, warehouse, kind, master) as pipeline:
+            summary = pipeline.run()
+        _print(summary, output)
+    if summary.refused:
+        raise typer.Exit(DAMAGED)
+
+
+def _continuously(source: str, warehouse: str, kind: Kind, master: str, every: float, output: Format) -> Summary:
+    """Run until asked to stop; what the last run found."""
+    asked = threading.Event()
+    # In this order: Spark puts in a handler of its own when it starts.
+    with _pipeline(source, warehouse, kind, master, stopping=asked.is_set) as pipeline, set_when_interrupted(asked):
         summary = pipeline.run()
         _print(summary, output)
-        while continuous:
-            # Nobody sets it: an interruption is what ends the waiting.
-            threading.Event().wait(every)
+        while not asked.wait(every):
             summary = pipeline.run()
             if summary.changed or summary.newly_refused:
                 _print(summary, output)
-    if summary.refused:
-        raise typer.Exit(DAMAGED)
+        note("stopped")
+    return summary
 
 
 _REBUILD = """
@@ -148,7 +163,7 @@ def _session(kind: Kind, master: str) -> Iterator[SparkSession]:
     from omnirelay.lakehouse.session import open_session
 
     note("starting Spark")
-    spark = open_session(master, app="omnirelay lakehouse", delta=kind is Kind.DELTA)
+    spark = open_session(master, app="omnirelay lakehouse", delta=kind is Kind.DELTA, iceberg=kind is Kind.ICEBERG)
     try:
         yield spark
     finally:
@@ -156,7 +171,9 @@ def _session(kind: Kind, master: str) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def _pipeline(source: str, warehouse: str, kind: Kind, master: str) -> Iterator[Pipeline]:
+def _pipeline(
+    source: str, warehouse: str, kind: Kind, master: str, *, stopping: Callable[[], bool] | None = None
+) -> Iterator[Pipeline]:
     from omnirelay.lakehouse.errors import needs_extra
 
     try:
@@ -164,7 +181,7 @@ def _pipeline(source: str, warehouse: str, kind: Kind, master: str) -> Iterator[
     except ImportError as error:
         raise needs_extra(error) from None
     with _session(kind, master) as spark:
-        yield Pipeline(spark, source, warehouse, kind, report=_report)
+        yield Pipeline(spark, source, warehouse, kind, report=_report, stopping=stopping)
 
 
 @contextmanager
@@ -197,6 +214,8 @@ def _print(summary: Summary, output: Format) -> None:
         "seconds": round(summary.seconds, 3),
     }
     print_answer(output, answer, None, lambda: _summary(summary))
+    # Whoever reads this from a pipe wants it now, not when the command ends.
+    sys.stdout.flush()
 
 
 def _summary(summary: Summary) -> RenderableType | str:

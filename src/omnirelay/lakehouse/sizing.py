@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 
 FEW_EVENTS: Final = 50_000
 """Up to so many events in the tables they count as few."""
+_PARTITION_EVENTS: Final = 250_000
+"""About so many fit into the memory of one task while they are sorted."""
+_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 _FOR_FEW: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
+    _PARTITIONS: "1",
     "spark.databricks.delta.snapshotPartitions": "1",
 }
 
@@ -30,16 +33,18 @@ class Sizing:
         self._session = session
         self._few_events = few_events
         self._given = {name: session.conf.get(name, None) for name in _FOR_FEW}
-        self._few = False
 
     def suit(self, events: int) -> bool:
         """Whether they are few; the session is set for it."""
         few = events <= self._few_events
-        if few != self._few:
-            self._few = few
-            for name, value in (_FOR_FEW if few else self._given).items():
-                if value is None:
-                    self._session.conf.unset(name)
-                else:
-                    self._session.conf.set(name, value)
+        settings = _FOR_FEW if few else {**self._given, _PARTITIONS: self._partitions(events)}
+        for name, value in settings.items():
+            if value is None:
+                self._session.conf.unset(name)
+            elif value != self._session.conf.get(name, None):
+                self._session.conf.set(name, value)
         return few
+
+    def _partitions(self, events: int) -> str:
+        """As many as were given, or more for a long log; Spark puts those together that turn out small."""
+        return str(max(int(self._given[_PARTITIONS] or 1), -(-events // _PARTITION_EVENTS)))
