@@ -156,6 +156,20 @@ def test_exports_that_cannot_be_say_why(lost: Lost, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["there.parquet"]
 
 
+def test_an_export_of_what_the_log_does_not_have_says_so_and_leaves_no_file(lost: Lost, tmp_path: Path) -> None:
+    last = len(events_of(lost))
+    for name in ("-", tmp_path / "x.jsonl", tmp_path / "x.parquet"):
+        arguments = ["log", "export", "--data", lost.data, "--from", last + 1, "--to", last + 9, "--to-file", name]
+        said = lost.relay.run(*arguments)
+        assert (said.code, said.out) == (4, "")
+        assert f"has no event from {last + 1} on up to {last + 9}; nothing was exported" in said.err
+    assert list(tmp_path.iterdir()) == []
+    said = lost.relay.ok(
+        "log", "export", "--data", lost.data, "--from", last, "--to", last + 9, "--to-file", tmp_path / "x"
+    )
+    assert said.err == f"exported 1 events up to {last}\nthe log ended at {last} then, before --to {last + 9}\n"
+
+
 def test_an_export_that_breaks_off_leaves_no_file(lost: Lost, tmp_path: Path) -> None:
     said = lost.relay.run("log", "export", "--to-file", tmp_path / "x.jsonl", "--url", "http://127.0.0.1:9")
     assert said.code == 3
@@ -245,6 +259,29 @@ def test_damaged_segments_end_with_6_and_are_named(lost: Lost, tmp_path: Path) -
     assert not (tmp_path / "new" / NAMESPACE).exists()
 
 
+def test_segments_whose_manifests_are_gone_are_damaged_and_not_nothing(lost: Lost, tmp_path: Path) -> None:
+    copy = tmp_path / "lake"
+    shutil.copytree(lost.lake, copy)
+    shutil.rmtree(copy / NAMESPACE / "manifest")
+    # A node that was slow has put everything into one; only their names are looked at.
+    (copy / NAMESPACE / "segments" / f"{98:020d}-{99:020d}-1-abcdef00-0.parquet").touch()
+    for arguments in (["verify", copy], ["restore", "--from", copy, "--data", tmp_path / "new"]):
+        said = lost.relay.run("log", *arguments)
+        assert said.code == 6
+        assert f"{NAMESPACE}/manifest is empty" in said.err
+        assert said.err.endswith("(error.segments.damaged)\n")
+    segments = sorted((copy / NAMESPACE / "segments").iterdir())
+    for path in segments[1:]:
+        path.unlink()
+    # A single one may never have been committed; who has it verified is told all the same.
+    assert lost.relay.run("log", "verify", copy).code == 6
+    said = lost.relay.run("log", "restore", "--from", copy, "--data", tmp_path / "new")
+    assert (said.code, "only a segment that was never committed" in said.err) == (4, True)
+    segments[0].unlink()
+    assert lost.relay.run("log", "verify", copy).code == 4
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("arguments", [("verify",), ("restore", "--data", "new", "--from")])
 def test_where_nothing_is_ends_with_4(lost: Lost, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     for address in (tmp_path / "nowhere", lost.lake / NAMESPACE):
@@ -264,8 +301,7 @@ def test_a_backup_in_a_bucket_is_verified_and_restored(lost: Lost, s3: S3Server,
     whole = lost.relay.ok("log", "verify", address, *options, "-o", "json").json
     assert (whole["result"], whole["snapshots"]) == ("whole", 0)
     again = lost.relay.run("log", "backup", address, "--data", lost.data, *options)
-    assert again.code == 5
-    assert "is not overwritten" in again.err
+    assert (again.code, f"{address}/{NAMESPACE} exists already and is not overwritten" in again.err) == (2, True)
     back = lost.relay.ok("log", "restore", "--from", address, "--data", tmp_path / "new", *options, "-o", "json").json
     assert back["digest"] == state(lost.relay, lost.data, back["lastSequence"])["digest"]
 

@@ -82,6 +82,8 @@ def test_export_is_the_same_from_the_node_and_from_its_files(stored: tuple[Relay
     assert [event["sequenceNumber"] for event in some.lines] == [3, 4, 5]
     assert relay.ok("log", "export", "--to-file", "-", "--from", 3, "--to", 5).out == some.out
     assert relay.run("log", "export", "--to-file", by_url).code == 2
+    beyond = relay.run("log", "export", "--to-file", "-", "--from", 8)
+    assert (beyond.code, "has no event from 8 on; nothing was exported" in beyond.err) == (4, True)
     assert relay.run("log", "export", "--to-file", "-", "--from", 5, "--to", 3).code == 2
     assert relay.ok("log", "tail", "--data", data, "--types", "Completed").out.split()[2] == "Completed"
 

@@ -57,7 +57,7 @@ def backup(
             raise usage("--option is for object stores: a directory has none")
         _to_directory(data, names, _path_of(destination))
     else:
-        run_async(_connected(destination, options))
+        run_async(_free(destination, names, options))
         for name in names:
             _to_store(data, name, destination, options)
 
@@ -106,11 +106,15 @@ def _copied(data: Path, name: str, directory: Path) -> Restored:
     return run_async(proved())
 
 
-async def _connected(address: str, options: dict[str, object]) -> None:
-    """Fail before anything is copied when the store cannot be used."""
+async def _free(address: str, names: list[str], options: dict[str, object]) -> None:
+    """Fail before anything is copied when the store cannot be used, or has such a backup already."""
+    from omnirelay.segments.backups import find_backup
     from omnirelay.segments.connecting import connect
 
-    await connect(address, options)
+    store = await connect(address, options)
+    for name in names:
+        if await find_backup(store, name) is not None:
+            raise usage(f"{store.address}/{name} exists already and is not overwritten")
 
 
 def _to_store(data: Path, name: str, address: str, options: dict[str, object]) -> None:
@@ -119,6 +123,7 @@ def _to_store(data: Path, name: str, address: str, options: dict[str, object]) -
     async def put(directory: Path, copy: Restored) -> None:
         import time
 
+        from omnirelay.errors import AlreadyExists
         from omnirelay.segments.backups import BackupManifest, put_backup
         from omnirelay.segments.connecting import connect
 
@@ -132,7 +137,10 @@ def _to_store(data: Path, name: str, address: str, options: dict[str, object]) -
         )
         store = await connect(address, options, writable=False)
         with progress(f"put {name}", in_bytes=True) as move:
-            manifest = await put_backup(store, directory / name, about, move)
+            try:
+                manifest = await put_backup(store, directory / name, about, move)
+            except AlreadyExists as error:
+                raise usage(error.message) from None
         note(f"copied {data / name} to {store.address}/{name}, {manifest.size} bytes")
 
     with tempfile.TemporaryDirectory(prefix="omnirelay-backup-") as temporary:

@@ -14,7 +14,7 @@ import typer
 
 from omnirelay.cli.commands import command
 from omnirelay.cli.directories import only, with_log
-from omnirelay.cli.exits import FAILED, Stop, usage
+from omnirelay.cli.exits import FAILED, Stop, nothing, usage
 from omnirelay.cli.log_places import StoreOptions, is_path, read_options
 from omnirelay.cli.logs import Data, LogNamespace, read_node
 from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, LAST_NUMBER, Url
@@ -89,7 +89,16 @@ def export(
             count, reached = with_log(data, name, lambda log: _from_files(log, file, kind, first, last, move))
         else:
             count, reached = _from_node(url, name, file, first, last, move)
+        if not count and (first is not None or last is not None):
+            raise nothing(f"the log of {name} has no event {_range(first, last)}; nothing was exported")
     note(f"exported {count} events" + (f" up to {reached}" if count else ""))
+    if last is not None and reached < last:
+        note(f"the log ended at {reached} then, before --to {last}")
+
+
+def _range(first: int | None, last: int | None) -> str:
+    words = (f"from {first} on" if first is not None else "", f"up to {last}" if last is not None else "")
+    return " ".join(word for word in words if word)
 
 
 def _format_of(name: str) -> FileFormat:

@@ -13,6 +13,8 @@ _MARKS: Final[tuple[tuple[str, Kind], ...]] = (
     ("leases.db", "files"),
     ("backup.json", "backup"),
     ("manifest/", "segments"),
+    # Without a manifest they are damaged, and not nothing.
+    ("segments/", "segments"),
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
-from omnirelay.errors import LogTrimmed, NotFound
+from omnirelay.errors import LogTrimmed
 from omnirelay.log.base import Frame
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.errors import ObjectMissing, SegmentsDamaged
@@ -17,6 +17,7 @@ from omnirelay.segments.manifest import Entry, Manifest, segment_key
 from omnirelay.segments.segment import decode_segment
 from omnirelay.segments.store import ObjectStore
 from omnirelay.segments.threads import in_thread
+from omnirelay.segments.unlisted import without_manifest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,14 +44,10 @@ class SegmentReader:
         self.shard = shard
 
     async def manifest(self) -> Manifest:
-        """The newest. Raises NotFound when this shard has no segments here."""
+        """The newest. Raises NotFound when this shard has no segments here, SegmentsDamaged when it had a manifest."""
         manifest = await self.archive.newest()
         if manifest is None:
-            raise NotFound(
-                f"there are no segments of {self.shard!r} in {self.archive.store.address}",
-                code="error.segments.none",
-                shard=self.shard,
-            )
+            raise await without_manifest(self.archive.store, self.shard)
         return manifest
 
     async def segments(self, first: int = 1, last: int | None = None) -> list[Entry]:

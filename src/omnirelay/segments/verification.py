@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from omnirelay.errors import NotFound
 from omnirelay.log.base import Position
 from omnirelay.log.chain import Link
 from omnirelay.segments.errors import ObjectMissing
@@ -15,6 +16,7 @@ from omnirelay.segments.reader import SegmentReader, load_frames
 from omnirelay.segments.segment import damaged, format_of
 from omnirelay.segments.store import ObjectStore
 from omnirelay.segments.threads import in_thread
+from omnirelay.segments.unlisted import manifests_gone
 
 
 class SegmentsReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,10 +45,16 @@ async def verify(store: ObjectStore, shard: str, progress: Callable[[int, int], 
 
     Each segment: the bytes against the digest in the manifest, every frame against the chain, the columns against the
     frames. Between them: each begins where the one before it ends. Raises SegmentsDamaged naming the first bad segment
-    and event, NotFound when there are no segments.
+    and event, or that the manifests are gone; NotFound when there are no segments.
     """
     reader = SegmentReader(store, shard)
-    manifest = await reader.manifest()
+    try:
+        manifest = await reader.manifest()
+    except NotFound as error:
+        # Whoever has it verified believes that something is there; one segment that nobody lists may be all of it.
+        if unlisted := int(str(error.details.get("unlisted", 0))):
+            raise manifests_gone(store, shard, unlisted) from None
+        raise
     link = manifest.anchor.link()
     done = frames = events = size = 0
     async for entry in reader.archive.segments(manifest):
