@@ -96,6 +96,10 @@ bench-gates: setup ## measure what the gates cost, with core plain and compiled
 bench-replication: setup servers ## measure every sink beside the log, and what callers notice of it
 	@$(PY) -m benchmarks.replication $(ARGS)
 
+.PHONY: bench-lakehouse
+bench-lakehouse: setup ## measure the way from segments to tables, and every reader (ARGS=--quick: in a minute)
+	@$(PY) -m benchmarks.lakehouse $(ARGS)
+
 .PHONY: bench-peers
 bench-peers: setup $(BENCH) ## measure a node beside Redis, PostgreSQL and beanstalkd
 	@sh scripts/install-peers
@@ -143,6 +147,10 @@ replication-test: setup servers kafka ## kill nodes and what their sinks write t
 .PHONY: spark-test
 spark-test: setup ## test with Spark, also on the packaged Java and through Spark Connect (long form)
 	@OMNIRELAY_LONG=1 $(PY) -m pytest tests/spark $(ARGS)
+
+.PHONY: pipeline-crash-test
+pipeline-crash-test: setup ## kill the pipeline twenty times and compare its tables with those of one clean run
+	@OMNIRELAY_LONG=1 $(PY) -m pytest tests/spark/test_pipeline_kills.py $(ARGS)
 
 .PHONY: test-iceberg
 test-iceberg: $(ICEBERG) ## test the lakehouse with Iceberg, and with Delta on the same Spark, in .venv-iceberg

@@ -33,10 +33,12 @@ class Sizing:
         self._session = session
         self._few_events = few_events
         self._given = {name: session.conf.get(name, None) for name in _FOR_FEW}
+        # What is kept of few events does not outlive the process that keeps it: on a cluster that may be lost.
+        self._here = (session.conf.get("spark.master", None) or "").startswith("local")
 
     def suit(self, events: int) -> bool:
         """Whether they are few; the session is set for it."""
-        few = events <= self._few_events
+        few = self._here and events <= self._few_events
         settings = _FOR_FEW if few else {**self._given, _PARTITIONS: self._partitions(events)}
         for name, value in settings.items():
             if value is None:
