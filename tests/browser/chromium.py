@@ -14,9 +14,9 @@ from typing import Any, Self
 
 from websockets.sync.client import ClientConnection, connect
 
+from tests.patience import PATIENCE_S
 from tests.servers import program
 
-_PATIENCE_SECONDS = 120.0
 _LISTENING = re.compile(r"DevTools listening on (ws://\S+)")
 _FLAGS = (
     "--headless=new",
@@ -33,6 +33,11 @@ _FLAGS = (
 
 class BrowserTrouble(Exception):
     """The browser refused a command, or a script in the page failed."""
+
+
+def _connected(address: str) -> ClientConnection:
+    # No pings: a browser that gets no processor for a while is slow, not gone.
+    return connect(address, max_size=None, open_timeout=PATIENCE_S, ping_interval=None)
 
 
 class Page:
@@ -77,7 +82,7 @@ class Page:
                 return answer
 
     def _receive(self) -> dict[str, Any]:
-        message: dict[str, Any] = json.loads(self._socket.recv(timeout=_PATIENCE_SECONDS))
+        message: dict[str, Any] = json.loads(self._socket.recv(timeout=PATIENCE_S))
         if "method" in message:
             self._events.append(message)
         return message
@@ -149,11 +154,11 @@ class Browser:
         raise AssertionError(f"chromium ended before it listened: {''.join(said)}")
 
     def open(self, file: Path, *, width: int = 1280, dark: bool = False, paper: bool = False) -> Page:
-        with connect(self._address, max_size=None) as whole:
+        with _connected(self._address) as whole:
             whole.send(json.dumps({"id": 1, "method": "Target.createTarget", "params": {"url": "about:blank"}}))
-            target = json.loads(whole.recv(timeout=_PATIENCE_SECONDS))["result"]["targetId"]
+            target = json.loads(whole.recv(timeout=PATIENCE_S))["result"]["targetId"]
         address = re.sub(r"/devtools/.*", f"/devtools/page/{target}", self._address)
-        page = Page(self._sockets.enter_context(connect(address, max_size=None)))
+        page = Page(self._sockets.enter_context(_connected(address)))
         page.show(file, width=width, dark=dark, paper=paper)
         return page
 
@@ -163,7 +168,7 @@ class Browser:
         self._sockets.close()
         self._process.terminate()
         try:
-            self._process.communicate(timeout=_PATIENCE_SECONDS)
+            self._process.communicate(timeout=PATIENCE_S)
         finally:
             self._process.kill()
             self._process.wait()

@@ -45,17 +45,18 @@ def report(
     from omnirelay.wire.instants import read_instant_or_none
 
     try:
-        from omnirelay.lakehouse.report import Wanted, make_report, write_page
+        from omnirelay.lakehouse.report import Wanted, check_place, make_report, write_page
         from omnirelay.lakehouse.report_page import render
     except ImportError as error:
         raise needs_extra(error) from None
     wanted = Wanted(
         from_ms=read_instant_or_none("from", begin), to_ms=read_instant_or_none("to", end), shards=shards or ()
     )
+    path = out.absolute()
+    check_place(path)
     with opened_tables(warehouse, kind, master) as tables:
         note("counting")
         page = render(make_report(tables, kind, wanted))
-    path = out.absolute()
     write_page(page, path)
     size = len(page.encode())
     print_answer(output, {"path": str(path), "bytes": size}, None, lambda: str(path))

@@ -35,6 +35,7 @@ from omnirelay.lakehouse.tables import (
     SLO,
     Table,
 )
+from omnirelay.wire.instants import instant
 
 NEEDED: Final = (LEASES, ITEMS, PEERS, BACKPRESSURE, LINEAGE, SLO, RESOURCE_HEALTH, ANOMALIES)
 
@@ -52,6 +53,18 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     to_ms: int | None = None
     shards: Sequence[str] = ()
     """Empty: all."""
+
+    def __post_init__(self) -> None:
+        if self.from_ms is not None and self.to_ms is not None:
+            _in_order(self.from_ms, self.to_ms)
+
+
+def _in_order(from_ms: int, to_ms: int) -> None:
+    if from_ms >= to_ms:
+        raise InvalidArgument(
+            f"from must be before to, and before the end of the log: {instant(from_ms)} is not before {instant(to_ms)}",
+            field="from",
+        )
 
 
 def make_report(tables: TableStore, kind: str, wanted: Wanted | None = None, *, now_ms: int | None = None) -> Report:
@@ -81,11 +94,7 @@ def make_report(tables: TableStore, kind: str, wanted: Wanted | None = None, *, 
     begin, end = found if found is not None else (now_ms - 1_000, now_ms)
     begin = begin if wanted.from_ms is None else wanted.from_ms
     end = end if wanted.to_ms is None else wanted.to_ms
-    if begin >= end:
-        raise InvalidArgument(
-            f"from must be before to, and before the end of the log: {_text(begin)} is not before {_text(end)}",
-            field="from",
-        )
+    _in_order(begin, end)
     # An instant has no width to draw in.
     span = span_of(begin, max(end, begin + 1_000))
     closed, share = backpressure(rows, span, len(shards))
@@ -108,18 +117,26 @@ def make_report(tables: TableStore, kind: str, wanted: Wanted | None = None, *, 
     )
 
 
-def _text(ms: int) -> str:
-    from omnirelay.wire.instants import instant
-
-    return instant(ms)
+def check_place(path: Path) -> None:
+    """Refuse a place where no file can be written, before anything is counted for it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    if path.is_dir():
+        raise InvalidArgument(f"out: {path} is a directory; name a file in it", field="out")
 
 
 def write_page(page: str, path: Path) -> None:
     """Put the page in its place whole: whoever has an older one open never sees a part of it."""
+    staging = path.with_name(f".{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        staging = path.with_name(f".{path.name}.part")
         staging.write_text(page, encoding="utf-8")
         staging.replace(path)
     except OSError as error:
-        raise InvalidArgument(f"out: cannot write {path}: {error.strerror or error}", field="out") from None
+        staging.unlink(missing_ok=True)
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> InvalidArgument:
+    return InvalidArgument(f"out: cannot write {path}: {error.strerror or error}", field="out")

@@ -54,7 +54,9 @@ def _longest(rows: DataFrame, keys: list[str], places: dict[tuple[str, str], int
         for name, value in zip(keys, values, strict=True):
             same = same & (F.col(name) == F.lit(value))
         chosen = chosen | same
-    found = rows.where(chosen).orderBy(F.desc("length_ms"), "from_ms").limit(report_data.INTERVALS_MAX)
+    # Of many that are equally long not the first: they would all be at one place.
+    order = (F.desc("length_ms"), F.xxhash64("from_ms"), F.col("from_ms"))
+    found = rows.where(chosen).orderBy(*order).limit(report_data.INTERVALS_MAX)
     intervals = [
         Interval(places[row[0], row[1]], row.from_ms, row.until_ms, None if row.reason is None else clipped(row.reason))
         for row in found.select(*keys, *_ENDS).collect()

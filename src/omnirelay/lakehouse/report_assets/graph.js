@@ -82,6 +82,7 @@ function lineageChart(section, given, data) {
     };
   });
   interactive(svg, [...marks, ...bands]);
+  if (given < width) note(section, "Move the drawing sideways to see all of it.");
   const left = [];
   for (const [column, many, total] of [["principal", "principals", data.lineage.principals], ["peer", "peers", data.lineage.peers], ["resource", "resources", data.lineage.resources]]) {
     const shown = nodes.filter((node) => node.column === column && node.kind !== "others").length;

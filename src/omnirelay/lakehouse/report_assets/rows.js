@@ -72,7 +72,7 @@ function ganttChart(section, width, data) {
   interactive(svg, marks);
   const outcomes = OUTCOMES.filter((name) => bars.some((bar) => bar.outcome === name)).map((name) => [`fill-${name}`, name]);
   if (bars.some((bar) => bar.outcome === null)) outcomes.push(["fill-running", "running"]);
-  if (rows.some((row) => row.granted.length)) outcomes.push(["fill-band", "the darker, the more leases were granted"]);
+  if (rows.some((row) => row.granted.length)) outcomes.push(["fill-band", "shading: where leases were granted, and how many"]);
   legend(section, outcomes);
   const parts = [];
   if (rows.length < owners) parts.push(`${number(rows.length)} of ${counted(owners, "owner")}, those with most trouble and then with most leases`);

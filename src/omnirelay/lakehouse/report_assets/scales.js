@@ -117,7 +117,9 @@ function lengthTicks(values) {
   const high = Math.max(1, ...values);
   const first = LENGTHS.filter((each) => each <= low).length - 1;
   const last = LENGTHS.findIndex((each) => each >= high && each > LENGTHS[first]);
-  return LENGTHS.slice(first, (last < 0 ? LENGTHS.length - 1 : last) + 1);
+  const ticks = LENGTHS.slice(first, (last < 0 ? LENGTHS.length - 1 : last) + 1);
+  if (ticks.length > 3) return ticks;
+  return ticks.flatMap((tick, at) => [1, 2, 5].map((times) => times * tick).filter((each) => each === tick || each < (ticks[at + 1] ?? 0)));
 }
 
 function lengthScale(ticks, bottom, top) {
