@@ -154,7 +154,7 @@ pipeline-crash-test: setup ## kill the pipeline twenty times and compare its tab
 
 .PHONY: test-iceberg
 test-iceberg: $(ICEBERG) ## test the lakehouse with Iceberg, and with Delta on the same Spark, in .venv-iceberg
-	@OMNIRELAY_LANE=iceberg $(ICEBERG_PY) -m pytest tests/iceberg $(ARGS)
+	@OMNIRELAY_LANE=iceberg $(ICEBERG_PY) -m pytest -o timeout=1200 tests/iceberg $(ARGS)
 
 .PHONY: disk-test
 disk-test: setup ## cut the power at every write and fail every write and flush (long form)

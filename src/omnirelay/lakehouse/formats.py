@@ -91,7 +91,12 @@ def open_tables(spark: SparkSession, warehouse: str, kind: str) -> TableStore:
 
 
 def own_session(spark: SparkSession) -> SparkSession:
-    """Another session with the settings of this one: what is set for a commit must not meet other work."""
+    """Another session with the settings of this one: what is set for a commit must not meet other work.
+
+    Through Spark Connect there is none to be had; there every client has a session of its own to begin with.
+    """
+    if not hasattr(spark, "_jsparkSession"):
+        return spark
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
         if name.startswith(("spark.sql.", "spark.databricks.")) and session.conf.isModifiable(name):

@@ -28,7 +28,8 @@ _ONLY: Final = 1
 _REMEMBERED: Final = "interval 1 days"
 """How long Delta remembers transactions. No change takes that long from its beginning to its commit."""
 _SOURCE: Final = "omnirelay_rows_to_merge"
-_NO_TABLE: Final = ("DELTA_MISSING_DELTA_TABLE", "DELTA_PATH_DOES_NOT_EXIST", "DELTA_TABLE_NOT_FOUND", "PATH_NOT_FOUND")
+_NO_TABLE: Final = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_PATH_DOES_NOT_EXIST")
+"""What Delta says of a place where there is none."""
 _LOOK_BACK: Final = 1_000
 """Commits that are looked through for the last of ours; between two of ours there is only upkeep."""
 

@@ -52,6 +52,8 @@ class ParquetTables:
         # A shard may be called 007.
         self.spark.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
         self.warehouse = path.rstrip("/")
+        self._bases: dict[Table, int] = {}
+        """Commits that the progress was read of: what the next change of a table begins from."""
 
     def path(self, table: Table) -> str:
         return f"{self.warehouse}/{table.layer}/{table.name}"
@@ -64,11 +66,14 @@ class ParquetTables:
         return max((int(each.stem) for each in folder.glob("*.json") if each.stem.isdecimal()), default=-1)
 
     def progress(self, table: Table) -> Progress:
-        newest = self._newest(table)
+        version = self._bases[table] = self.version(table)
+        newest = self._at(table, version)
         return NOTHING if newest is None else decode_progress(newest.progress) or NOTHING
 
     def _newest(self, table: Table) -> Commit | None:
-        version = self.version(table)
+        return self._at(table, self.version(table))
+
+    def _at(self, table: Table, version: int) -> Commit | None:
         if version < 0:
             return None
         path = self._commit_path(table, version)
@@ -122,8 +127,8 @@ class ParquetTables:
         self._commit(table, rows, progress, keep=False)
 
     def _commit(self, table: Table, rows: DataFrame, progress: Progress, *, keep: bool) -> None:
-        version = self.version(table)
-        newest = self._newest(table)
+        version = self._bases.pop(table) if table in self._bases else self.version(table)
+        newest = self._at(table, version)
         before = newest.folders if newest is not None and keep else ()
         folder = f"part-{version + 1}-{secrets.token_hex(8)}"
         writer = rows.write.mode("errorifexists").option("compression", "zstd")
@@ -156,6 +161,7 @@ class ParquetTables:
                     shutil.rmtree(found)
 
     def drop(self, table: Table) -> None:
+        self._bases.pop(table, None)
         shutil.rmtree(self.path(table), ignore_errors=True)
 
 

@@ -1,0 +1,86 @@
+"""What every format promises of a commit; Iceberg's promises are tested in its own lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from omnirelay.lakehouse.errors import SparkUnusable
+from omnirelay.lakehouse.formats import TableOvertaken, TableStore, open_tables
+from omnirelay.lakehouse.formats_delta import DeltaTables
+from omnirelay.lakehouse.progress import NOTHING, End, Progress
+from omnirelay.lakehouse.tables import Column, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NOTES = Table(
+    layer="silver",
+    name="notes",
+    meaning="a note",
+    keys=("shard", "number"),
+    columns=(Column("shard", "STRING", ""), Column("number", "BIGINT", ""), Column("text", "STRING", "")),
+)
+Stores = Callable[[], TableStore]
+
+
+def upto(number: int) -> Progress:
+    return {"a": End(number, "c0de", "log")}
+
+
+@pytest.fixture(params=["delta", "parquet"])
+def stores(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Stores:
+    """Pipelines of one warehouse."""
+    return lambda: open_tables(spark, str(tmp_path / "lake"), request.param)
+
+
+def notes(store: TableStore, *rows: tuple[Any, ...]) -> DataFrame:
+    return store.spark.createDataFrame(list(rows), NOTES.ddl)
+
+
+def found(store: TableStore) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in store.read(NOTES).select("shard", "number", "text").collect())
+
+
+def test_who_begins_from_a_place_that_was_left_writes_nothing(stores: Stores) -> None:
+    quick, late = stores(), stores()
+    assert quick.progress(NOTES) == late.progress(NOTES) == NOTHING
+    quick.append(NOTES, notes(quick, ("a", 1, "x")), upto(1))
+    # It has come further than the other; what it brings is in the table in part all the same.
+    with pytest.raises(TableOvertaken, match="notes"):
+        late.append(NOTES, notes(late, ("a", 1, "late"), ("a", 2, "late")), upto(2))
+    assert late.progress(NOTES) == upto(1)
+    quick.merge(NOTES, notes(quick, ("a", 1, "y"), ("a", 2, "y")), upto(2))
+    with pytest.raises(TableOvertaken):
+        late.merge(NOTES, notes(late, ("a", 1, "late")), upto(3))
+    assert late.progress(NOTES) == upto(2)
+    quick.replace(NOTES, notes(quick, ("a", 2, "z")), upto(3), where="number = 2")
+    with pytest.raises(TableOvertaken):
+        late.replace(NOTES, notes(late), upto(4), where="number > 0")
+    assert (found(quick), quick.progress(NOTES)) == ([("a", 1, "y"), ("a", 2, "z")], upto(3))
+    late.progress(NOTES)
+    late.append(NOTES, notes(late, ("a", 3, "x")), upto(4))
+    assert len(found(quick)) == 3
+
+
+def test_a_table_that_is_not_in_a_directory_is_asked_in_sql(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a bucket, where its log cannot be looked into."""
+    monkeypatch.setattr(DeltaTables, "_local_log", lambda *_: None)
+    store = DeltaTables(spark, str(tmp_path / "a `lake`"))
+    assert (store.version(NOTES), store.progress(NOTES)) == (-1, NOTHING)
+    store.append(NOTES, notes(store, ("a", 1, "x")), upto(1))
+    store.merge(NOTES, notes(store, ("a", 1, "y")), upto(2), only="t.number > 0")
+    store.optimize([NOTES])
+    store.vacuum([NOTES], 0)
+    assert (found(store), store.progress(NOTES)) == ([("a", 1, "y")], upto(2))
+    assert store.version(NOTES) >= 1
+
+
+def test_iceberg_is_refused_on_a_spark_that_it_is_not_made_for(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(SparkUnusable, match=r"no Iceberg for Spark 4\.2.* pip install 'omnirelay\[iceberg\]'"):
+        open_tables(spark, str(tmp_path), "iceberg")
