@@ -1,0 +1,149 @@
+"""`Standing`: how far a sink has come, what moves it on, and what sets it elsewhere.
+
+A delivery moves the checkpoint, a target that knows better when it is opened corrects it, an operator resets it, and a
+log that was trimmed may force it on. A reset goes before everything that was under way when it came.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from omnirelay.errors import InvalidArgument, LogTrimmed
+from omnirelay.replication.checkpoints import Checkpoints
+from omnirelay.replication.cursor import LogCursor
+from omnirelay.replication.distance import Distance
+from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
+from omnirelay.replication.sources import LogSource
+
+_log = logging.getLogger("omnirelay.replication")
+
+
+class Standing:
+    """Of one sink behind one log. Calls must not overlap, except for `reset`, which may come at any time."""
+
+    def __init__(
+        self, name: str, sink: ReplicationSink, shard: LogSource, cursor: LogCursor, checkpoints: Checkpoints
+    ) -> None:
+        self.checkpoint = 0
+        """The last event that the target has."""
+        self.distance = Distance(shard, cursor)
+        self.resets = 0
+        """Counts resets: a delivery that was under way when one came must not move the checkpoint."""
+        self._resets_seen = 0
+        self._name = name
+        self._sink = sink
+        self._shard = shard
+        self._shard_name = shard.log.shard
+        self._checkpoints = checkpoints
+
+    @property
+    def was_reset(self) -> bool:
+        """Since the target was opened."""
+        return self.resets != self._resets_seen
+
+    async def load(self) -> bool:
+        """Go on from what is kept; whether the sink is paused."""
+        kept = await self._checkpoints.load(self._name, self._shard_name)
+        if not self.resets:  # One that came before this answer goes before it.
+            self.checkpoint = kept.sequence
+        return kept.paused
+
+    async def measure(self) -> bool:
+        """Count what is behind the checkpoint; from here on every frame and every delivery is counted along.
+
+        False when it has to be measured again, because of a reset that came meanwhile.
+        """
+        resets = self.resets
+        return await self.distance.measure(self.checkpoint, lambda: resets == self.resets)
+
+    async def agree(self, open_target: Callable[[], Awaitable[int | None]]) -> bool:
+        """Open the target and go by what it knows of itself; whether what is behind has to be measured anew.
+
+        Raises SinkUnusable when it has come further than the log.
+        """
+        # Whoever resets a sink has changed something about its target, perhaps emptied it.
+        reset, self._resets_seen = self.was_reset, self.resets
+        before = self.checkpoint
+        known = await open_target()
+        if known is not None and not self.was_reset:
+            kept = await self._checkpoints.load(self._name, self._shard_name)
+            self.checkpoint = max(min(known, self.checkpoint) if reset else known, kept.skipped_to)
+        if self.checkpoint > self._shard.last_sequence:
+            # Waiting until the log gets there would silently leave out everything up to it.
+            raise SinkUnusable(
+                f"{self._name} holds events up to {self.checkpoint}, the log of {self._shard_name} ends at"
+                f" {self._shard.last_sequence}: one of them belongs to something else, or the log lost its end;"
+                " empty the target or give it another place, then resume"
+            )
+        return reset or self.checkpoint != before
+
+    async def confirm(self, batch: Sequence[ReplicatedEvent], resets: int) -> None:
+        """The target has these; `resets` as it was when they were read."""
+        last = batch[-1]
+        await self._checkpoints.save(self._name, self._shard_name, last.sequence, self._shard.now_ms())
+        if resets == self.resets:  # One that came meanwhile is saved behind this one.
+            self.checkpoint = last.sequence
+            self.distance.take(len(batch), last.timestamp)
+
+    # -- operators -----------------------------------------------------------------------------
+
+    async def reset(self, sequence: int) -> None:
+        """Go on behind `sequence`. Raises InvalidArgument as `check_reset` does."""
+        skipping = self.check_reset(sequence)
+        self.resets += 1
+        self.checkpoint = sequence
+        self.distance.forget()
+        now_ms = self._shard.now_ms()
+        await self._checkpoints.reset(self._name, self._shard_name, sequence, now_ms, skipping=skipping)
+
+    def check_reset(self, sequence: int) -> bool:
+        """Whether a reset would leave events out. Raises InvalidArgument when there cannot be one."""
+        last = self._shard.last_sequence
+        if not 0 <= sequence <= last:
+            raise InvalidArgument(
+                f"sequence must be between 0 and {last}, where the log of {self._shard_name} ends, got {sequence}",
+                field="sequence",
+            )
+        skipping = sequence > self.checkpoint
+        if skipping and self._sink.rebuilds_state:
+            raise InvalidArgument(
+                f"{self._name} rebuilds a state and cannot leave out what is behind {self.checkpoint}", field="sequence"
+            )
+        return skipping
+
+    # -- a log that was trimmed ------------------------------------------------------------------
+
+    async def begin_later(self, error: LogTrimmed) -> bool:
+        """Begin a new sink with the first event that is still there; false when it is not new, or needs them all."""
+        kept, resets = await self._checkpoints.load(self._name, self._shard_name), self.resets
+        if self.checkpoint or not kept.untouched or self._sink.rebuilds_state:
+            return False
+        begins, now_ms = int(str(error.details["anchor"])), self._shard.now_ms()
+        # What the target says of itself must not lead back to what is gone.
+        await self._checkpoints.reset(self._name, self._shard_name, begins, now_ms, skipping=True)
+        if resets == self.resets:
+            self.checkpoint = begins
+            # The follower counts what is behind it before it goes on.
+            self.distance.forget()
+            place = {"sink": self._name, "shard": self._shard_name}
+            _log.warning("sink_begins_later", extra={**place, "sequence": begins + 1})
+        return True
+
+    def left_behind(self, error: LogTrimmed) -> SinkUnusable:
+        """What to do about a log that no longer has what the sink has not got."""
+        begins = error.details.get("anchor")
+        lost = f"the log of {self._shard_name} begins after {begins}, {self._name} has come to {self.checkpoint}:"
+        if self._sink.rebuilds_state:
+            advice = (
+                "it rebuilds a state and needs every event of it; restore its target from a backup that has come to"
+                f" {begins} or further, then: omnirelay replication resume {self._name}"
+            )
+        else:
+            advice = (
+                "what is between is gone from here; restore the target from a backup, or leave it out:"
+                # Without the shard it would skip events of every other one, too.
+                f" omnirelay replication reset {self._name} --shard {self._shard_name} --to {begins}"
+            )
+        return SinkUnusable(f"{lost} {advice}")
