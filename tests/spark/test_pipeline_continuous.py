@@ -14,7 +14,7 @@ from tests.spark.pipeline_process import EVERY, PipelineProcess, rows_in
 from tests.spark.workload import recorded, write_segments
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT] if LONG else [signal.SIGTERM])
 def test_it_takes_new_segments_and_ends_well_when_asked_to(number: signal.Signals, tmp_path: Path) -> None:
     segments, warehouse = tmp_path / "segments", tmp_path / "warehouse"

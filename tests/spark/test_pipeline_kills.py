@@ -38,7 +38,7 @@ class GrowingLog:
         self._written = len(self._log.frames) if last is None else last
 
 
-@pytest.mark.timeout(3_600 if LONG else 600)
+@pytest.mark.timeout(7_200 if LONG else 1_800)
 def test_tables_of_a_pipeline_that_is_killed_again_and_again_are_those_of_one_clean_run(
     whole_spark: SparkSession, tmp_path: Path
 ) -> None:

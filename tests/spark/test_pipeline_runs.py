@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 
-pytestmark = pytest.mark.timeout(1_800 if LONG else 600)
+pytestmark = pytest.mark.timeout(3_600 if LONG else 1_800)
 long_form = pytest.mark.skipif(not LONG, reason="dozens of commits, which take minutes: make spark-test")
 
 
