@@ -89,7 +89,7 @@ class SqlOpinion:
             found = [
                 audit_sql_frames.out_of_line(events, shards),
                 audit_sql_frames.off_chain(events, shards),
-                audit_sql_frames.off_depth(frames, shards),
+                audit_sql_frames.off_depth(events, frames, shards),
                 audit_sql_gates.beyond_capacity(frames, shards, history),
                 *(audit_sql_gates.beyond_gates(rows, history) if named else ()),
             ]

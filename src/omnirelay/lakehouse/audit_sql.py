@@ -8,6 +8,7 @@ rows looked at again, to name them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Final
 
@@ -17,7 +18,7 @@ from pyspark.sql import functions as F
 OVERDUE_MS: Final = 60_000
 """How long the end of a lease may be overdue at the end of a log."""
 
-PENDING, LEASED, COMPLETED, DEAD, CANCELLED, DRAINED, PURGED = range(1, 8)
+NOT_THERE, PENDING, LEASED, COMPLETED, DEAD, CANCELLED, DRAINED, PURGED = range(8)
 STATES: Final = {
     PENDING: "pending",
     LEASED: "leased",
@@ -27,41 +28,31 @@ STATES: Final = {
     DRAINED: "drained",
     PURGED: "purged",
 }
-_AFTER: Final = {
-    "Enqueue": PENDING,
-    "RestoreSnapshot": PENDING,
-    "Redriven": PENDING,
-    "LeaseGranted": LEASED,
-    "Heartbeat": LEASED,
-    "Failed": PENDING,
-    "Released": PENDING,
-    "Expired": PENDING,
-    "Completed": COMPLETED,
-    "DeadLettered": DEAD,
-    "DeadLetterEdited": DEAD,
-    "Cancelled": CANCELLED,
-    "DrainSnapshot": DRAINED,
-    "Purged": PURGED,
+_KINDS: Final = {
+    "Enqueue": (PENDING, (NOT_THERE,)),
+    "LeaseGranted": (LEASED, (PENDING,)),
+    "Completed": (COMPLETED, (LEASED,)),
+    "Heartbeat": (LEASED, (LEASED,)),
+    "Failed": (PENDING, (LEASED,)),
+    "Released": (PENDING, (LEASED,)),
+    "Expired": (PENDING, (LEASED,)),
+    "DeadLettered": (DEAD, (PENDING,)),
+    "Cancelled": (CANCELLED, (PENDING, LEASED)),
+    "DeadLetterEdited": (DEAD, (DEAD,)),
+    "DrainSnapshot": (DRAINED, (PENDING,)),
+    "Redriven": (PENDING, (DEAD,)),
+    "Purged": (PURGED, (DEAD,)),
+    # An item may come back under its number once it is forgotten; only of a dead one it is known that it is not.
+    "RestoreSnapshot": (PENDING, (NOT_THERE, COMPLETED, CANCELLED, DRAINED, PURGED)),
 }
-"""What an item is behind an event."""
-_BEFORE: Final = {
-    "LeaseGranted": (PENDING,),
-    "DeadLettered": (PENDING,),
-    "DrainSnapshot": (PENDING,),
-    "Cancelled": (PENDING, LEASED),
-    "Redriven": (DEAD,),
-    "DeadLetterEdited": (DEAD,),
-    "Purged": (DEAD,),
-}
-"""What it has to be before one. Those of a lease have a rule of their own."""
-_OF_LEASES: Final = ("Heartbeat", "Completed", "Failed", "Released", "Expired")
+"""What an item is behind an event, and what it has to be before it. The commonest come first."""
+_NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
 _LISTED: Final = ("DrainSnapshot", "Redriven", "Purged")
-_SINGLE: Final = tuple(kind for kind in _AFTER if kind not in (*_LISTED, "RestoreSnapshot"))
+_SINGLE: Final = tuple(kind for kind in _KINDS if kind not in (*_LISTED, "RestoreSnapshot"))
 _RESTORED: Final = (
     "ARRAY<STRUCT<sequenceId: BIGINT, weight: BIGINT, lastOwnershipToken: STRUCT<fence: BIGINT>, payload: STRUCT<"
     "resourceType: STRING, resourceId: STRING, partitionKey: STRING, attributes: STRING>>>"
 )
-_COMMON: Final = ("shard", "sequence", "timestamp", "event_type", "frame_first", "queue_pending", "queue_active")
 _NAMES: Final = ("resource_type", "resource_id", "partition_key", "attributes", "weight")
 """What keys and limits are about; left out where there are none."""
 
@@ -69,7 +60,21 @@ RULE_OF: Final = {1: "one-lease", 2: "owner", 3: "life", 4: "fences", 5: "ends"}
 
 
 def is_kind(*kinds: str) -> Column:
+    """For events as they are read."""
     return F.col("event_type").isin(*kinds)
+
+
+def is_number(*kinds: str) -> Column:
+    """For rows of items, whose kinds are numbers: every row is asked many times, and goes through a shuffle."""
+    return F.col("kind").isin(*(_NUMBERS[kind] for kind in kinds))
+
+
+def kind_name() -> Column:
+    return F.element_at(F.array(*(F.lit(kind) for kind in _KINDS)), F.col("kind") + 1)
+
+
+def _of_kind(values: Sequence[int]) -> Column:
+    return F.element_at(F.array(*(F.lit(value) for value in values)), F.col("kind") + 1)
 
 
 def item_rows(events: DataFrame, *, named: bool) -> DataFrame:
@@ -81,8 +86,9 @@ def _shaped(rows: DataFrame, named: bool, **given: Column) -> DataFrame:
     kinds = {"item": "BIGINT", "fence": "BIGINT", "lease": "BIGINT", "expires": "BIGINT"}
     if named:
         kinds |= dict.fromkeys(_NAMES[:-1], "STRING") | {"weight": "BIGINT"}
+    number = reduce(lambda cases, kind: cases.when(is_kind(kind), _NUMBERS[kind]), _KINDS, F)
     shaped = [given.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in kinds.items()]
-    return rows.select(*(name for name in _COMMON if name != "timestamp"), *shaped)
+    return rows.select("shard", "sequence", "frame_first", number.alias("kind"), *shaped)
 
 
 def _single(events: DataFrame, named: bool) -> DataFrame:
@@ -92,8 +98,8 @@ def _single(events: DataFrame, named: bool) -> DataFrame:
         named,
         item=F.coalesce("ownership_sequence_id", "sequence_id"),
         fence=F.col("ownership_fence"),
-        # The names of leases are only ever compared.
-        lease=F.when(F.col("ownership_lease_id").isNotNull(), F.xxhash64("ownership_lease_id")),
+        # Leases are only ever compared.
+        lease=F.when(F.col("ownership_lease_id").isNotNull(), F.xxhash64("ownership_lease_id", "ownership_fence")),
         expires=F.unix_millis("expires_at"),
         resource_type=F.col("payload_resource_type"),
         resource_id=F.col("payload_resource_id"),
@@ -132,43 +138,33 @@ def followed(rows: DataFrame, shards: DataFrame) -> DataFrame:
     """
     by_item = Window.partitionBy("shard", "item").orderBy("sequence")
     earlier = by_item.rowsBetween(Window.unboundedPreceding, -1)
-    after = F.create_map(*(F.lit(each) for pair in _AFTER.items() for each in pair))[F.col("event_type")]
-    rows = (
-        rows.withColumn("state", after)
-        .withColumn("was", F.lag("state").over(by_item))
-        .withColumn("was_fence", F.lag("fence").over(by_item))
-        .withColumn("was_lease", F.lag("lease").over(by_item))
-        .withColumn("highest", F.max("fence").over(earlier))
-        .withColumn("is_last", F.lead("sequence").over(by_item).isNull())
-        .join(F.broadcast(shards), "shard")
+    rows = rows.withColumn("state", _of_kind([after for after, _ in _KINDS.values()])).withColumns(
+        {
+            "was": F.coalesce(F.lag("state").over(by_item), F.lit(NOT_THERE)),
+            "was_lease": F.lag("lease").over(by_item),
+            "was_fence": F.lag("fence").over(by_item),
+            "highest": F.max("fence").over(earlier),
+            "is_last": F.lead("sequence").over(by_item).isNull(),
+        }
     )
-    wrong = _wrong()
-    return rows.withColumn("wrong", F.when(_audited(), wrong)).withColumn(
-        "wrong_fence", F.when(_audited() & _fence_is_wrong(), F.lit(4))
+    audited = F.col("sequence") >= F.col("first")
+    return rows.join(F.broadcast(shards), "shard").withColumns(
+        {"wrong": F.when(audited, _wrong()), "wrong_fence": F.when(audited & _fence_is_wrong(), F.lit(4))}
     )
-
-
-def _audited() -> Column:
-    return F.col("sequence") >= F.col("first")
 
 
 def _wrong() -> Column:
     """The number of the rule that a row breaks; null when it is fine."""
     was = F.col("was")
     # What was before the segments begin, nobody knows.
-    unknown = was.isNull() & ~F.col("whole")
-    came_in = is_kind("Enqueue", "RestoreSnapshot")
-    still_there = was.isin(PENDING, LEASED, DEAD) | (is_kind("Enqueue") & was.isNotNull())
-    same = (F.col("was_lease") == F.col("lease")) & F.col("was_fence").eqNullSafe(F.col("fence"))
-    misplaced = reduce(
-        lambda one, other: one | other,
-        (is_kind(kind) & ~F.coalesce(was.isin(*states), F.lit(False)) for kind, states in _BEFORE.items()),
-    )
+    unknown = (was == NOT_THERE) & ~F.col("whole")
+    allowed = _of_kind([sum(1 << state for state in before) for _, before in _KINDS.values()])
+    misplaced = allowed.bitwiseAND(F.element_at(F.array(*(F.lit(1 << state) for state in range(8))), was + 1)) == 0
+    other_lease = ~F.coalesce(F.col("was_lease") == F.col("lease"), F.lit(False))
     return (
         F.when(unknown, F.lit(None))
-        .when(is_kind("LeaseGranted") & (was == LEASED), 1)
-        .when(is_kind(*_OF_LEASES) & ~F.coalesce((was == LEASED) & same, F.lit(False)), 2)
-        .when(came_in & still_there, 3)
+        .when(is_number("Heartbeat", "Completed", "Failed", "Released", "Expired") & (misplaced | other_lease), 2)
+        .when(misplaced & is_number("LeaseGranted") & (was == LEASED), 1)
         .when(misplaced, 3)
         .when(F.col("is_last") & (F.col("state") == LEASED) & _overdue(), 5)
     )
@@ -182,23 +178,22 @@ def _overdue() -> Column:
 def _fence_is_wrong() -> Column:
     """A grant's own number is its fence, and above every fence its item ever had."""
     own = F.col("fence").eqNullSafe(F.col("sequence"))
-    return is_kind("LeaseGranted") & (~own | F.coalesce(F.col("highest") >= F.col("sequence"), F.lit(False)))
+    return is_number("LeaseGranted") & (~own | F.coalesce(F.col("highest") >= F.col("sequence"), F.lit(False)))
 
 
 def per_frame(rows: DataFrame) -> DataFrame:
     """One row per frame: its change of depth, what is wrong in it, and the items that it is the last to speak of."""
-    leased = F.col("was") == LEASED
-    pending = F.coalesce(F.col("was") == PENDING, F.lit(False))
-    now_pending, now_leased = F.col("state") == PENDING, F.col("state") == LEASED
+
+    def change(state: int) -> Column:
+        return F.sum((F.col("state") == state).cast("int") - (F.col("was") == state).cast("int"))
+
     last = [
         F.count(F.when(F.col("is_last") & (F.col("state") == state), 1)).alias(name) for state, name in STATES.items()
     ]
     return rows.groupBy("shard", "frame_first").agg(
-        F.sum(now_pending.cast("bigint") - pending.cast("bigint")).alias("more_pending"),
-        F.sum(now_leased.cast("bigint") - F.coalesce(leased, F.lit(False)).cast("bigint")).alias("more_leased"),
+        change(PENDING).alias("more_pending"),
+        change(LEASED).alias("more_leased"),
         F.max("sequence").alias("last_row"),
-        F.max("queue_pending").alias("queue_pending"),
-        F.max("queue_active").alias("queue_active"),
         F.count("wrong").alias("wrong"),
         F.count("wrong_fence").alias("wrong_fence"),
         *last,
@@ -233,6 +228,6 @@ def named_rows(rows: DataFrame) -> DataFrame:
             "shard",
             "sequence",
             "item",
-            F.concat(F.col("event_type"), F.lit(": "), what).alias("what"),
+            F.concat(kind_name(), F.lit(": "), what).alias("what"),
         )
     )

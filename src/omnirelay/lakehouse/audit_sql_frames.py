@@ -70,18 +70,20 @@ def off_chain(events: DataFrame, shards: DataFrame) -> DataFrame:
     )
 
 
-def off_depth(frames: DataFrame, shards: DataFrame) -> DataFrame:
-    """Frames, as `per_frame` makes them, that tell another depth than the events up to them give.
+def off_depth(events: DataFrame, frames: DataFrame, shards: DataFrame) -> DataFrame:
+    """Frames that tell another depth than the events up to them give; `frames` is what `per_frame` makes of events.
 
     Only of shards that are there from their first event on. `shards`: `whole`, `first`, `cut` (the last frame is not
     all there).
     """
     by_shard = Window.partitionBy("shard").orderBy("frame_first")
     so_far = by_shard.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    told_by = events.where(F.col("frame").isNotNull()).select("shard", "frame_first", "queue_pending", "queue_active")
     rows = (
         frames.withColumn("pending_now", F.sum("more_pending").over(so_far))
         .withColumn("leased_now", F.sum("more_leased").over(so_far))
         .withColumn("is_final", F.lead("frame_first").over(by_shard).isNull())
+        .join(told_by, ["shard", "frame_first"])
         .join(F.broadcast(shards), "shard")
     )
     told = F.col("queue_pending").isNotNull() & F.col("whole") & (F.col("last_row") >= F.col("first"))

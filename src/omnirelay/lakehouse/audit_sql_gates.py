@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from omnirelay.core.options import Limit, QueueOptions
-from omnirelay.lakehouse.audit_sql import LEASED, is_kind
+from omnirelay.lakehouse.audit_sql import LEASED, is_number, kind_name
 
 History: TypeAlias = Mapping[str, Sequence[tuple[int, QueueOptions]]]
 """The options of each shard, with the event from which on they hold."""
@@ -35,8 +35,8 @@ def beyond_gates(rows: DataFrame, history: History) -> list[DataFrame]:
     for name in ("resource_type", "resource_id", "partition_key", "attributes", "weight"):
         rows = rows.withColumn(name, F.last(name, ignorenulls=True).over(so_far))
     # A second grant of an item is named by another rule; here it holds nothing more.
-    grant = is_kind("LeaseGranted") & ~(F.coalesce(F.col("was") == LEASED, F.lit(False)))
-    end = is_kind(*_ENDS) & (F.col("was") == LEASED)
+    grant = is_number("LeaseGranted") & (F.col("was") != LEASED)
+    end = is_number(*_ENDS) & (F.col("was") == LEASED)
     held = rows.where(grant | end).withColumn("sign", F.when(grant, 1).otherwise(-1))
     return [*_exclusive(held, history), *(each for by in _BY for each in _limit(held, history, by))]
 
@@ -149,7 +149,7 @@ def _named(rows: DataFrame, rule: str, what: Column) -> DataFrame:
         "shard",
         "sequence",
         "item",
-        F.concat(F.col("event_type"), F.lit(": "), what).alias("what"),
+        F.concat(kind_name(), F.lit(": "), what).alias("what"),
     )
 
 
