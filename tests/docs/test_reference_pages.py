@@ -51,6 +51,7 @@ def test_the_reference_lists_every_code_that_the_package_raises() -> None:
         "error.lakehouse.overtaken",
         "error.lakehouse.progress",
         "error.lakehouse.spark_unusable",
+        "error.lakehouse.tables_missing",
         "error.segments.damaged",
         "error.segments.fenced",
         "error.segments.none",
