@@ -43,8 +43,10 @@ def extent(rows: Rows) -> tuple[int, int] | None:
         )
         for name in names
     ]
-    inside = windows.join(reduce(DataFrame.union, instants), on=F.expr("ms >= low AND ms < high"), how="left")
-    found = inside.agg(F.min("ms"), F.max("ms"), F.max("low"), F.max("high")).first()
+    # The windows are one row, which goes to the instants; an outer join would send the instants to it.
+    inside = reduce(DataFrame.union, instants).crossJoin(F.broadcast(windows)).where("ms >= low AND ms < high")
+    whole = inside.union(windows.select(F.lit(None).cast("bigint"), "low", "high"))
+    found = whole.agg(F.min("ms"), F.max("ms"), F.max("low"), F.max("high")).first()
     if found is None or found[2] is None:
         return None
     first, last, low, high = found

@@ -41,7 +41,7 @@ function fitted(text, width) {
 // An empty drawing inside a section, in place of the last one.
 function canvas(section, width, height, label) {
   const plot = plotOf(section);
-  return draw(plot, "svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": label, tabindex: 0 });
+  return draw(plot, "svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": `${label}. Arrow keys show details.`, tabindex: 0 });
 }
 
 function plotOf(section) {

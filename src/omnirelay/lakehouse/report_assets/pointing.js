@@ -2,7 +2,7 @@
 
 const tip = document.getElementById("tip");
 const spoken = document.getElementById("spoken");
-const hide = new Set();
+let hideDetails = () => {};
 
 function fillTip(mark) {
   tip.replaceChildren();
@@ -35,12 +35,12 @@ function interactive(svg, marks) {
       tip.hidden = true;
       return;
     }
+    hideDetails = () => choose(null);
     mark.element.classList.add("current");
     for (const element of mark.near?.() ?? []) element.classList.add("near");
     fillTip(mark);
   }
 
-  hide.add(() => choose(null));
   svg.addEventListener("pointermove", (event) => {
     choose(byElement.get(event.target) ?? null);
     if (current) placeTip(event.clientX, event.clientY);
@@ -61,8 +61,8 @@ function interactive(svg, marks) {
 }
 
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape") for (const each of hide) each();
+  if (event.key === "Escape") hideDetails();
 });
 addEventListener("scroll", () => {
-  if (!document.activeElement?.closest("svg")) for (const each of hide) each();
+  if (!document.activeElement?.closest("svg")) hideDetails();
 }, { passive: true });
