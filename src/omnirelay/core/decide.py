@@ -130,7 +130,7 @@ def _apply_plain_complete(
     if item is None:
         return CompleteAnswer(lease.follow_up_ids)
     sequence = state.sequence + 1
-    out.append(_COMPLETED(sequence_number=sequence, timestamp=now_ms, ownership=lease.token))
+    out.append(_COMPLETED(lease.token, sequence_number=sequence, timestamp=now_ms))
     complete(state, item, now_ms, sequence)
     state.sequence = sequence
     state.time = now_ms
@@ -150,6 +150,11 @@ def apply_grants(state: State, command: Any, now_ms: int, ids: Ids, out: list[ev
     duration_ms: int = wanted_ms or state.options.lease_duration_ms
     heartbeat_after_ms = heartbeat_interval(state.options, duration_ms)
     deadline = now_ms + duration_ms
+    # Compiled code makes an object of a number each time it hands one out; these are the same for all leases.
+    now: Any = now_ms
+    expires_at: Any = deadline
+    expires_in: Any = duration_ms
+    heartbeat_after: Any = heartbeat_after_ms
     owner = owner_of(caller)
     principal = caller.principal
     only = filter_of(command)
@@ -164,12 +169,13 @@ def apply_grants(state: State, command: Any, now_ms: int, ids: Ids, out: list[ev
         if item is None:
             break
         fence = state.sequence + 1
-        token = _OWNERSHIP_TOKEN(item.sequence_id, item.attempt, ids(), fence)
-        out.append(grant_event(token, fence, now_ms, deadline, owner, principal, key, guard))
+        number: Any = fence
+        token = _OWNERSHIP_TOKEN(item.sequence_id, item.attempt, ids(), number)
+        out.append(grant_event(token, number, now, expires_at, owner, principal, key, guard))
         lease = lease_out(state, item, fence, now_ms, token, deadline, owner, principal, key, guard)
         state.sequence = fence
         state.time = now_ms
-        granted.append(describe_grant(item, lease, now_ms, heartbeat_after_ms))
+        granted.append(describe_grant(item, lease, expires_at, expires_in, heartbeat_after))
     return granted
 
 

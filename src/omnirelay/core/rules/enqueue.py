@@ -77,6 +77,7 @@ def plan_items(
     seen: dict[bytes, tuple[int, bytes]] = {}
     principal = caller.principal
     peer_id = caller.peer_id
+    now: Any = now_ms  # Compiled code would make an object of it for every item.
     for index, item in enumerate(items):
         payload, priority, weight, not_before, delay_ms, max_attempts = _astuple(item)
         key: bytes | None = None
@@ -103,24 +104,26 @@ def plan_items(
         if not_before is not None and not_before <= now_ms:
             not_before = None
         sequence += 1
+        number: Any = sequence_id
         events.append(
+            # By place: matching this many names would cost more than all else.
             _ENQUEUE(
+                number,
+                payload,
+                priority,
+                weight,
+                not_before,
+                max_attempts,
+                parent,
+                key,
+                digest,
+                peer_id,
+                principal,
                 sequence_number=sequence,
-                timestamp=now_ms,
-                sequence_id=sequence_id,
-                payload=payload,
-                priority=priority,
-                weight=weight,
-                not_before=not_before,
-                max_attempts=max_attempts,
-                parent_sequence_id=parent,
-                request_key=key,
-                payload_digest=digest,
-                peer_id=peer_id,
-                principal=principal,
+                timestamp=now,
             )
         )
-        results.append(_ENQUEUE_RESULT(sequence_id, False))
+        results.append(_ENQUEUE_RESULT(number, False))
         sequence_id += 1
     if seen:
         check_request_room(state, len(seen), now_ms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from omnirelay.core import events as ev
 from omnirelay.core.answers import GrantedLease
@@ -20,7 +20,13 @@ def repeated_grants(state: State, command: GrantLeases, now_ms: int) -> list[Gra
     if key is None:
         return []
     return [
-        describe_grant(item, item.lease, now_ms, heartbeat_interval(state.options, item.lease.duration))
+        describe_grant(
+            item,
+            item.lease,
+            item.lease.deadline,
+            item.lease.deadline - now_ms,
+            heartbeat_interval(state.options, item.lease.duration),
+        )
         for item in state.grants.get(key, {}).values()
         if item.lease is not None and item.lease.deadline > now_ms
     ]
@@ -63,24 +69,15 @@ def decide_next_grant(
 
 def grant_event(
     token: OwnershipToken,
-    fence: int,
-    now_ms: int,
-    deadline: int,
+    fence: Any,
+    now_ms: Any,
+    deadline: Any,
     owner: str,
     principal: str | None,
     key: str | None,
     guard: bool,
 ) -> ev.LeaseGranted:
-    return _LEASE_GRANTED(
-        sequence_number=fence,
-        timestamp=now_ms,
-        ownership=token,
-        expires_at=deadline,
-        peer_id=owner,
-        principal=principal,
-        request_key=key,
-        guard=guard,
-    )
+    return _LEASE_GRANTED(token, deadline, owner, principal, key, guard, sequence_number=fence, timestamp=now_ms)
 
 
 _LEASE_GRANTED: Final = ev.LeaseGranted
@@ -100,16 +97,18 @@ def grant_key(caller: Caller, request_id: str | None) -> str | None:
     return f"peer {len(peer)} {peer} {request_id}"
 
 
-def describe_grant(item: Item, lease: Lease, now_ms: int, heartbeat_after_ms: int) -> GrantedLease:
+def describe_grant(
+    item: Item, lease: Lease, expires_at: Any, expires_in_ms: Any, heartbeat_after_ms: Any
+) -> GrantedLease:
+    """The numbers are whole; whoever describes many leases has made objects of them already."""
     trail = item.trail
-    deadline = lease.deadline
     if trail is None:
         return _GRANTED_LEASE(
             item.payload,
             lease.token,
             lease.owner,
-            deadline,
-            deadline - now_ms,
+            expires_at,
+            expires_in_ms,
             heartbeat_after_ms,
             item.enqueued_at,
             item.priority,
@@ -118,8 +117,8 @@ def describe_grant(item: Item, lease: Lease, now_ms: int, heartbeat_after_ms: in
         item.payload,
         lease.token,
         lease.owner,
-        deadline,
-        deadline - now_ms,
+        expires_at,
+        expires_in_ms,
         heartbeat_after_ms,
         item.enqueued_at,
         item.priority,
