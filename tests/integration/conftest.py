@@ -2,12 +2,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from omnirelay.segments.connecting import connect
+from omnirelay.segments.store import ObjectStore
 from omnirelay.testing.disk import RecordingVFS
 from tests.integration.log_sqlite import SqliteStore
 from tests.servers import NatsServer, PostgresServer
+
+if TYPE_CHECKING:
+    from tests.segment_logs import S3Server
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +36,15 @@ def nats_server() -> Iterator[NatsServer]:
         yield server
     finally:
         server.remove()
+
+
+@pytest.fixture(params=["file", "s3"])
+async def object_store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    """A directory, and a real S3 server: what uses it holds to both."""
+    if request.param == "file":
+        return await connect(str(tmp_path / "objects"))
+    server: S3Server = request.getfixturevalue("s3")
+    return await connect(server.address(tmp_path.name), server.options)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -50,14 +49,6 @@ from tests.patience import PATIENCE_S
 from tests.segment_logs import S3Server
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    server = S3Server()
-    server.start()
-    yield server
-    server.stop()
 
 
 async def restored(store: ObjectStore, data: Path, base: Origin | None = None, above: int | None = None) -> Restored:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,33 +14,20 @@ from omnirelay.replication.origins import BackupOrigin
 from omnirelay.replication.restoring import restore
 from omnirelay.segments import backups
 from omnirelay.segments.backups import BackupManifest, backup_key, fetch_backup, find_backup, put_backup
-from omnirelay.segments.connecting import connect
 from omnirelay.segments.errors import SegmentsDamaged
 from omnirelay.segments.finding import logs_at
 from omnirelay.segments.local import LocalObjectStore
 from omnirelay.segments.store import ObjectStore
 from tests.integration.restores import add_snapshot, contents, digest_in, segments_of, shard_with_past
 from tests.integration.shards import NAMESPACE
-from tests.segment_logs import FailingStore, S3Server
+from tests.segment_logs import FailingStore
 
 ABOUT = BackupManifest(shard=NAMESPACE, log_id="x", last=1, chain="00", written_ms=1, files=())
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    server = S3Server()
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(params=["file", "s3"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
-    if request.param == "file":
-        yield await connect(str(tmp_path / "objects"))
-    else:
-        server: S3Server = request.getfixturevalue("s3")
-        yield await connect(server.address(tmp_path.name), server.options)
+@pytest.fixture
+def store(object_store: ObjectStore) -> ObjectStore:
+    return object_store
 
 
 @pytest.fixture

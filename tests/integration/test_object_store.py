@@ -7,7 +7,6 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +21,9 @@ from tests.patience import PATIENCE_S
 from tests.segment_logs import S3Server
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    server = S3Server()
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(params=["file", "s3"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ObjectStore]:
-    if request.param == "file":
-        yield await connect(str(tmp_path / "objects"))
-    else:
-        server: S3Server = request.getfixturevalue("s3")
-        yield await connect(server.address(tmp_path.name), server.options)
+@pytest.fixture
+def store(object_store: ObjectStore) -> ObjectStore:
+    return object_store
 
 
 async def test_an_object_is_created_once_and_never_overwritten(store: ObjectStore) -> None:

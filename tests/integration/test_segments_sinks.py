@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,6 @@ class TestObjectPerEvent(SinkConformance):
         documents = [msgspec.json.decode((directory / SHARD / name).read_bytes()) for name in names]
         assert [f"{each['sequenceNumber']:020d}.json" for each in documents] == names
         return [each["sequenceNumber"] for each in documents]
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    server = S3Server()
-    server.start()
-    yield server
-    server.stop()
 
 
 class OnS3(SinkConformance):

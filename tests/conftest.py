@@ -1,0 +1,24 @@
+"""Fixtures for tests of every folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.segment_logs import S3Server
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    """A real S3 server with one bucket; each test takes a prefix of its own."""
+    from tests.segment_logs import S3Server  # It takes a while, and most tests need none.
+
+    server = S3Server()
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
