@@ -126,6 +126,14 @@ def test_segments_without_their_beginning_are_replayed_from_the_state_of_the_nod
     assert replayed.digest == known.digests[planned.last]
 
 
+def test_a_node_that_has_not_come_so_far_is_compared_where_it_is(tmp_path: Path) -> None:
+    log = asyncio.run(_with_snapshots(tmp_path))
+    known = asyncio.run(known_of(tmp_path, "jobs", anchor=log.frames[-1].last + 1, last=log.frames[-1].last + 9))
+    assert (known.digests, known.start) == ({}, None)
+    known = asyncio.run(known_of(tmp_path, "jobs", anchor=0, last=log.frames[-1].last + 9))
+    assert len(known.digests) == 2, "its snapshots"
+
+
 def test_a_manifest_that_skips_a_segment_is_named(tmp_path: Path) -> None:
     log = plants.short_log("jobs")
     plants.write(tmp_path, log, pieces=3)
@@ -189,6 +197,9 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     both = audit("--source", str(tmp_path), "--data", "x", "--backup", "y")
     assert both.returncode == 2
     assert "--backup" in both.stderr
+    backwards = audit("--source", str(tmp_path), "--from", "7", "--to", "6")
+    assert backwards.returncode == 2
+    assert "--from 7" in backwards.stderr
     missing = audit("--source", str(tmp_path), "--shard", "orders")
     assert missing.returncode == 4
     assert "orders" in missing.stderr

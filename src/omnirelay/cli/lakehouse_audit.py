@@ -45,7 +45,9 @@ def audit(
     shard: Annotated[
         list[str] | None, typer.Option("--shard", help="Only this shard; may be repeated.", metavar="NAME")
     ] = None,
-    first: Annotated[int, typer.Option("--from", help="Look for violations from this event on.", metavar="SEQ")] = 1,
+    first: Annotated[
+        int, typer.Option("--from", help="Look for violations from this event on.", metavar="SEQ", min=1)
+    ] = 1,
     last: Annotated[
         int | None, typer.Option("--to", help="Look at nothing behind this event.", metavar="SEQ", min=1)
     ] = None,
@@ -68,6 +70,8 @@ def audit(
 
     if data is not None and backup is not None:
         raise typer.BadParameter("say --data or --backup, not both")
+    if last is not None and last < first:
+        raise typer.BadParameter(f"--to {last} is before --from {first}")
     try:
         from omnirelay.lakehouse.audit import Audit, as_plain
         from omnirelay.lakehouse.audit_plan import plan

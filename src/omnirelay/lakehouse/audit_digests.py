@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 
 from omnirelay.core.snapshot import digest, dump
+from omnirelay.core.state import State
 from omnirelay.engine.recovery import rebuild
-from omnirelay.errors import OutOfRange
+from omnirelay.errors import LogTrimmed, OutOfRange
 from omnirelay.log.sqlite import SqliteLog
 
 
@@ -25,23 +26,26 @@ class Known(msgspec.Struct, frozen=True):
 async def known_of(directory: Path, shard: str, *, anchor: int, last: int) -> Known:
     """Read the log `directory/shard`; a node may be writing it. Segments begin behind `anchor` and end with `last`.
 
-    Raises what opening and replaying a log raises, LogTrimmed when it no longer reaches back to `anchor`.
+    Where the log does not reach to one of them, nothing is said about it. Raises what opening and replaying a log does.
     """
     log = SqliteLog.open(directory, shard, read_only=True)
     try:
         digests = {record.sequence: record.digest for record in await log.snapshots()}
-        end = (await log.head()).position.sequence
-        if anchor < last <= end and last not in digests:
-            digests[last] = digest((await rebuild(log, last)).state)
+        if last not in digests and (state := await _state_at(log, last)) is not None:
+            digests[last] = digest(state)
         start = None
-        if anchor:
-            if anchor > end:
-                raise OutOfRange(
-                    f"the log ends at {end}, the segments begin behind {anchor}", sequence=anchor, last=end
-                )
-            header, chunks = dump((await rebuild(log, anchor)).state)
+        if anchor and (state := await _state_at(log, anchor)) is not None:
+            header, chunks = dump(state)
             start = [header, *chunks]
         wanted = {at: value for at, value in digests.items() if anchor <= at <= last}
         return Known(log.log_id, wanted, start)
     finally:
         await log.close()
+
+
+async def _state_at(log: SqliteLog, sequence: int) -> State | None:
+    """The state behind an event; None when the log has not come there yet, or no longer reaches back so far."""
+    try:
+        return (await rebuild(log, sequence)).state
+    except (LogTrimmed, OutOfRange):
+        return None
