@@ -1,6 +1,6 @@
 // Values over time: depth, ends of leases, percentiles.
 
-const FOOT = 50;
+const FOOT = 54;
 const HEAD = 24;
 
 function bucketBounds(span, at) {

@@ -83,20 +83,20 @@ function timeAxis(svg, x, top, bottom) {
     const label = step >= DAY ? today.replace(/ \d+$/, "") : clock(at, step);
     const half = widthOf(label) / 2;
     if (place - half >= 0 && place + half <= x.right + 14) {
-      draw(svg, "text", { x: place, y: bottom + 16, "text-anchor": "middle" }, label);
+      draw(svg, "text", { x: place, y: bottom + 19, "text-anchor": "middle" }, label);
     }
     const below = step >= DAY ? today.split(" ")[2] : today;
     const begins = Math.max(2, place - widthOf(below) / 2);
     if (below !== lastDay && begins > dayEnds + 8 && begins + widthOf(below) <= x.right + 14) {
-      draw(svg, "text", { x: begins, y: bottom + 31 }, below);
+      draw(svg, "text", { x: begins, y: bottom + 34 }, below);
       dayEnds = begins + widthOf(below);
     }
     lastDay = below;
   }
-  if (dayEnds === -Infinity) draw(svg, "text", { x: x.left, y: bottom + 31 }, day(from));
+  if (dayEnds === -Infinity) draw(svg, "text", { x: x.left, y: bottom + 34 }, day(from));
   const title = "time (UTC)";
-  if (dayEnds < x.right - widthOf(title) - 10) draw(svg, "text", { x: x.right, y: bottom + 31, "text-anchor": "end" }, title);
-  else draw(svg, "text", { x: x.right, y: bottom + 46, "text-anchor": "end" }, title);
+  if (dayEnds < x.right - widthOf(title) - 10) draw(svg, "text", { x: x.right, y: bottom + 34, "text-anchor": "end" }, title);
+  else draw(svg, "text", { x: x.right, y: bottom + 49, "text-anchor": "end" }, title);
 }
 
 // Round counts from 0 up to at least the largest.
