@@ -240,7 +240,7 @@ async def test_pings_are_answered() -> None:
 
 async def refused_upgrade(url: str, **options: Any) -> tuple[int, Any]:
     with pytest.raises(InvalidStatus) as refused:
-        async with connect(url, proxy=None, **options):
+        async with connect(url, proxy=None, open_timeout=PATIENCE_S, **options):
             pass
     response = refused.value.response
     return response.status_code, json.loads(bytes(response.body or b""))

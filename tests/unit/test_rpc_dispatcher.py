@@ -143,12 +143,13 @@ async def test_a_handler_is_stopped_at_the_deadline_and_one_that_is_late_already
 
     dispatcher = Dispatcher()
     dispatcher.unary("ns::slow", slow, request=Words)
-    now = asyncio.get_running_loop().time()
+    time = asyncio.get_running_loop().time
     with pytest.raises(DeadlineExceeded):
-        await dispatcher.call(call("ns::slow", deadline=now - 1))
+        await dispatcher.call(call("ns::slow", deadline=time() - 1))
     assert started == 0
-    with pytest.raises(DeadlineExceeded):
-        await dispatcher.call(call("ns::slow", deadline=now + 0.02))
+    while not started:  # On a machine that stands still for a moment this one may be late as well.
+        with pytest.raises(DeadlineExceeded):
+            await dispatcher.call(call("ns::slow", deadline=time() + 0.02))
     assert (started, dispatcher.active) == (1, 0)
 
 
@@ -217,16 +218,16 @@ async def test_a_lease_without_any_limit_waits_thirty_seconds() -> None:
 
 
 async def test_how_long_a_call_waits_follows_from_what_it_asked_and_its_deadline() -> None:
-    now = asyncio.get_running_loop().time()
+    time = asyncio.get_running_loop().time
 
     def wait_ms(asked_ms: int | None, left_ms: float | None) -> int:
-        deadline = None if left_ms is None else now + left_ms / 1000
+        deadline = None if left_ms is None else time() + left_ms / 1000
         return RequestMeta(procedure="a::b", deadline=deadline).wait_ms(asked_ms, without_deadline_ms=7)
 
     assert (wait_ms(None, None), wait_ms(0, None), wait_ms(99, None)) == (7, 0, 99)
-    assert 8_000 < wait_ms(None, 10_000) <= 9_900
-    assert wait_ms(50, 10_000) == 50
-    assert 0 < wait_ms(99_999, 100) <= 90
+    assert 40_000 < wait_ms(None, 60_000) <= 59_900
+    assert wait_ms(50, 60_000) == 50
+    assert 0 <= wait_ms(99_999, 900) <= 810
     assert wait_ms(None, 10**12) == 86_400_000
     assert wait_ms(None, -5) == 0
 
