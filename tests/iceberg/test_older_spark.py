@@ -54,7 +54,7 @@ def sequences(frame: DataFrame) -> list[int]:
 def streamed(spark: SparkSession, place: Path) -> list[list[int]]:
     """Run a stream until it has read what is there; the sequences of each batch it made."""
     batches: list[list[int]] = []
-    for _ in range(10):
+    for _ in range(30):
         query = (
             spark.readStream.format("omnirelay")
             .load(str(place / "segments"))

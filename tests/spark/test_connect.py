@@ -9,13 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from omnirelay.client.sync import SyncClient
+from omnirelay.lakehouse.jars import delta_coordinates, fetch_jars
 from tests.integration.test_replication_node import sink
 from tests.spark.logs import segments_of, serving
+from tests.spark.plain import Plain
 from tests.spark.servers import connect_server
+from tests.spark.workload import recorded, write_segments
 
-pytestmark = pytest.mark.skipif(os.environ.get("OMNIRELAY_LONG") != "1", reason="the long form only: make spark-test")
+pytestmark = [
+    pytest.mark.timeout(1_800),
+    pytest.mark.skipif(os.environ.get("OMNIRELAY_LONG") != "1", reason="the long form only: make spark-test"),
+]
 
 # In a process of its own: one process has either a Spark in it or a connection to one.
 SEGMENTS = """
@@ -50,13 +57,22 @@ spark.stop()
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with connect_server({"spark.sql.python.filterPushdown.enabled": "true"}) as address:
+    jars = ",".join(map(str, fetch_jars(delta_coordinates())))
+    settings = {
+        "spark.jars": jars,
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.databricks.delta.snapshotPartitions": "2",
+    }
+    with connect_server(settings) as address:
         yield address
 
 
 def run(script: str, *arguments: str | Path) -> list[str]:
     ran = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=250
+        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=600
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.split("\n")
@@ -80,3 +96,22 @@ def test_the_live_tail_is_read_and_streamed_through_spark_connect(server: str, t
         read, streamed, _ = run(LIVE, server, lake, node.url, tmp_path / "sink")
         assert read == streamed == str(list(range(1, node.last() + 1)))
         assert node.last() >= 25
+
+
+def test_the_pipeline_runs_through_spark_connect(server: str, tmp_path: Path) -> None:
+    log = recorded("jobs", seed=17, steps=40)
+    half = len(log.frames) // 2
+    where = ("--source", str(tmp_path / "segments"), "--warehouse", str(tmp_path / "lake"), "--master", server)
+    for first, last in ((0, half), (half, None)):
+        write_segments(tmp_path / "segments", log, first=first, last=last)
+        ran = subprocess.run(
+            [sys.executable, "-m", "omnirelay.cli", "lakehouse", "run", *where],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        assert ran.returncode == 0, ran.stderr
+    found = DeltaTable(str(tmp_path / "lake" / "silver" / "leases")).to_pyarrow_table().to_pylist()
+    expected = Plain(log.shard, log.events).lease_rows()
+    assert sorted(found, key=lambda row: row["fence"]) == sorted(expected, key=lambda row: row["fence"])
