@@ -19,6 +19,7 @@ ARGS ?=
 # Stamps live inside the environment, so that they go when it goes.
 MADE := $(VENV)/.made
 RUNTIME := $(VENV)/.runtime-installed
+LAKEHOUSE := $(VENV)/.lakehouse-installed
 DEV := $(VENV)/.dev-installed
 PACKAGE := $(VENV)/.package-installed
 BENCH := $(VENV)/.bench-installed
@@ -46,10 +47,15 @@ $(RUNTIME): requirements/runtime.lock $(MADE)
 	@$(PIP) install --require-hashes -r requirements/runtime.lock
 	@touch $@
 
+$(LAKEHOUSE): requirements/lakehouse.lock $(MADE)
+	@echo "setup: installing what omnirelay needs to run, and Spark (half a gigabyte, once)"
+	@$(PIP) install --require-hashes -r requirements/lakehouse.lock
+	@touch $(RUNTIME) $@
+
 $(DEV): requirements/dev.lock $(MADE)
 	@echo "setup: installing the development tools"
 	@$(PIP) install --require-hashes -r requirements/dev.lock
-	@touch $(RUNTIME) $@
+	@touch $(RUNTIME) $(LAKEHOUSE) $@
 
 $(PACKAGE): pyproject.toml src/omnirelay/_version.py $(DEV)
 	@echo "setup: installing omnirelay from this tree"
@@ -75,9 +81,9 @@ setup: $(PACKAGE) ## create .venv with the locked development tools and this pac
 
 # -------------------------------------------------------------------------------------- using
 
-# The demo runs from the tree: it needs the runtime dependencies, not the development tools.
+# The demo runs from the tree: it needs what the package needs and Spark, not the development tools.
 .PHONY: demo
-demo: $(RUNTIME) ## a node and a small data fabric, with workers that crash, a zombie and a kill -9
+demo: $(LAKEHOUSE) ## a data fabric with workers that crash, a zombie and a kill -9; then its log as tables and a report
 	@PYTHONPATH=src $(PY) -m examples.demo $(ARGS)
 
 .PHONY: bench
@@ -204,6 +210,8 @@ lock: $(MADE) ## write requirements/*.lock anew (ARGS=--upgrade: with the newest
 	$(LOCK) -o requirements/runtime.lock requirements/runtime.in >/dev/null; \
 	echo "lock: requirements/dev.lock"; \
 	$(LOCK) -c requirements/runtime.lock -o requirements/dev.lock requirements/dev.in >/dev/null; \
+	echo "lock: requirements/lakehouse.lock"; \
+	$(LOCK) -c requirements/dev.lock -o requirements/lakehouse.lock requirements/lakehouse.in >/dev/null; \
 	echo "lock: requirements/bench.lock"; \
 	$(LOCK) -c requirements/dev.lock -o requirements/bench.lock requirements/bench.in >/dev/null; \
 	echo "lock: requirements/iceberg.lock"; \

@@ -1,11 +1,12 @@
 """A node, a small data fabric and everything that goes wrong in one, in a quarter of a minute.
 
-    python -m examples.demo [--items 600] [--data DIR]
+    python -m examples.demo [--items 600] [--data DIR] [--no-lakehouse]
 
 Tables are compacted, shards are read by one owner each, sagas go through three steps, views are rebuilt. The workers
 are processes: they crash, and are started again; one is stopped until its leases have run out, and comes back as a
 zombie. The node itself is killed half way and started again on the same log. In the end what happened is told from
-the log, and the log is verified.
+the log, and the log is verified; then Spark makes tables of it, audits it and draws a report, which takes longer than
+all the rest.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -44,6 +46,13 @@ requeue_delay = "10ms"
 max_delivery_attempts = 6
 ordering = "exclusive"
 """
+LAKE = "lake"
+SINK = f"""
+[sinks.{LAKE}]
+kind = "objects"
+path = "segments"
+linger = "200ms"
+"""
 
 
 # -- processes -----------------------------------------------------------------------------------
@@ -52,8 +61,9 @@ ordering = "exclusive"
 class NodeProcess:
     """The node, as anybody would run it: `omnirelay serve`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, config: str) -> None:
         self._directory = directory
+        self._config = config
         self._process: asyncio.subprocess.Process | None = None
         self.port = 0
 
@@ -63,7 +73,7 @@ class NodeProcess:
 
     async def start(self) -> None:
         config = self._directory / "omnirelay.toml"
-        config.write_text(CONFIG)
+        config.write_text(self._config)
         node_file = self._directory / "node.json"
         node_file.unlink(missing_ok=True)
         self._process = await asyncio.create_subprocess_exec(
@@ -193,25 +203,47 @@ async def run_fabric(node: NodeProcess, workers: list[WorkerProcess], items: int
             bar.update(task, description="done")
 
 
-async def demo(directory: Path, items: int) -> int:
+async def segments_written(node: NodeProcess) -> None:
+    """Return when the sink has brought everything that happened into its segments."""
+    async with httpx.AsyncClient(base_url=node.url) as http:
+        while True:
+            sinks = (await http.get("/omnirelay/control/replication")).raise_for_status().json()["sinks"]
+            if all(sink["lagEvents"] == 0 for sink in sinks):
+                return
+            await asyncio.sleep(0.1)
+
+
+async def tables_made(directory: Path) -> int:
+    """In a process of its own: Spark is a large guest."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "examples.demo_lakehouse", str(directory), stdin=asyncio.subprocess.DEVNULL
+    )
+    return await process.wait()
+
+
+async def demo(directory: Path, items: int, *, lakehouse: bool) -> int:
     console = Console(highlight=False)
     started = time.monotonic()
     console.print(
         f"OmniRelay demo: {items:,} pieces of work, {WORKERS} workers that crash, one zombie, one kill -9",
         soft_wrap=True,
     )
-    node = NodeProcess(directory)
+    node = NodeProcess(directory, CONFIG + SINK if lakehouse else CONFIG)
     await node.start()
     store = directory / "store.db"
     FencedStore(store)
     workers = [WorkerProcess(node.url, store, f"worker-{n}", 100 * n) for n in range(WORKERS)]
     supervised = [asyncio.create_task(worker.run()) for worker in workers]
     try:
-        await run_fabric(node, workers, items, console)
+        try:
+            await run_fabric(node, workers, items, console)
+        finally:
+            for worker in workers:
+                worker.stop()
+            await asyncio.gather(*supervised)
+        if lakehouse:
+            await segments_written(node)
     finally:
-        for worker in workers:
-            worker.stop()
-        await asyncio.gather(*supervised)
         await node.end(signal.SIGTERM)
     console.print(f"  finished after {time.monotonic() - started:.1f} s\n")
     story = await tell(directory, NAMESPACE)
@@ -222,6 +254,9 @@ async def demo(directory: Path, items: int) -> int:
     if not story.holds(items):
         console.print("something was lost or doubled: this is a bug")
         return 1
+    if lakehouse:
+        console.print("\nThe same log as tables, with Spark:")
+        return await tables_made(directory)
     return 0
 
 
@@ -229,6 +264,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=600, help="how many items to run (600)")
     parser.add_argument("--data", type=Path, help="where to keep the log (a new temporary directory)")
+    parser.add_argument("--no-lakehouse", action="store_true", help="end without Spark")
     arguments = parser.parse_args()
     if arguments.items < 100:
         parser.error("--items must be at least 100")
@@ -237,7 +273,7 @@ def main() -> int:
         parser.error(f"{directory} has a demo log already; give another directory")
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        return asyncio.run(demo(directory, arguments.items))
+        return asyncio.run(demo(directory, arguments.items, lakehouse=not arguments.no_lakehouse))
     except OmniRelayError as error:
         sys.exit(f"error: {error.message} ({error.code})")
     except KeyboardInterrupt:

@@ -111,7 +111,7 @@ async def rebuild(job: Job) -> None:
     """Long enough that a worker which is stopped meanwhile comes back as a zombie, and tries to write all the same."""
     job.report(message="reading")
     try:
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(2)
     finally:
         store.write(f"view/{job.resource_id}", job.fence)
 

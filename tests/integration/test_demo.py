@@ -23,7 +23,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_demo_survives_crashes_a_zombie_and_a_kill_and_tells_it_from_the_log(tmp_path: Path) -> None:
-    done = run("examples.demo", "--items", "200", "--data", str(tmp_path))
+    done = run("examples.demo", "--items", "200", "--data", str(tmp_path), "--no-lakehouse")
     assert done.returncode == 0, done.stdout + done.stderr
     # 200 asked for, two follow-ups for each of 40 sagas, 4 views and 3 that only a cancellation ends.
     assert "287 items came in: 282 completed, 2 dead, 3 cancelled" in done.stdout

@@ -79,6 +79,12 @@ def test_everything_optional_is_there_when_tests_run() -> None:
         assert set(dependencies) <= set((ROOT / "requirements" / name).read_text().splitlines())
 
 
-@pytest.mark.parametrize("name", ["runtime.lock", "dev.lock", "bench.lock", "iceberg.lock"])
+def test_the_demo_has_what_spark_needs_and_nothing_else() -> None:
+    lines = (ROOT / "requirements" / "lakehouse.in").read_text().splitlines()
+    wanted = [line for line in lines if line and not line.startswith(("#", "-r"))]
+    assert sorted(wanted) == sorted(PYPROJECT["project"]["optional-dependencies"]["spark"])
+
+
+@pytest.mark.parametrize("name", ["runtime.lock", "dev.lock", "lakehouse.lock", "bench.lock", "iceberg.lock"])
 def test_locks_name_no_host(name: str) -> None:
     assert "://" not in (ROOT / "requirements" / name).read_text()
