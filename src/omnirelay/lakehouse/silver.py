@@ -77,6 +77,11 @@ _SHAPE: Final = (
 )
 
 
+CHANGES_NAMES: Final = tuple(name for name, _ in _SHAPE)
+CHANGES_DDL: Final = ", ".join(f"{name} {kind}" for name, kind in _SHAPE)
+"""What `item_events` has: the shape that folds take."""
+
+
 def item_events(events: DataFrame) -> DataFrame:
     """Events that name items, in one shape."""
     return _single(events).unionByName(_listed(events)).unionByName(_restored(events))

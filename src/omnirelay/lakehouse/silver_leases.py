@@ -68,6 +68,8 @@ def _told(rows: DataFrame) -> DataFrame:
     heartbeat = is_kind("Heartbeat")
     end = is_kind(*OUTCOMES)
     outcome = F.create_map(*(F.lit(each) for pair in OUTCOMES.items() for each in pair))[F.col("kind")]
+    # greatest() passes over a null: an item that is older than the segments has waited nobody knows how long.
+    wait = F.greatest(millis(F.col("ready_at"), F.col("at")), F.lit(0))
     known = [] if "known" not in rows.columns else [F.first("known", ignorenulls=True).alias("known")]
     # An event of a lease counts as new; the row of what is known does not.
     sequence = F.when(F.col("new"), F.col("sequence"))
@@ -89,7 +91,7 @@ def _told(rows: DataFrame) -> DataFrame:
         last_of(F.coalesce("undelivered", F.lit(False)), end).alias("undelivered"),
         last_of(F.col("error_code"), end).alias("error_code"),
         last_of(F.col("error_message"), end).alias("error_message"),
-        last_of(F.greatest(millis(F.col("ready_at"), F.col("at")), F.lit(0)), granted).alias("wait_ms"),
+        last_of(F.when(F.col("ready_at").isNotNull(), wait), granted).alias("wait_ms"),
         last_of(F.col("table_version"), end).alias("table_version"),
         F.max(sequence).alias("last_sequence"),
         F.min("cancel").alias("cancel"),

@@ -91,7 +91,7 @@ LEASES: Final = Table(
         undelivered BOOLEAN it ended without any sign of life, and the attempt does not count
         error_code STRING of the failure
         error_message STRING of the failure
-        wait_ms BIGINT from when the item could be leased to the grant
+        wait_ms BIGINT from when the item could be leased to the grant; null when that is older than the segments
         work_ms BIGINT from the grant to the end
         table_version STRING tableVersion of a JSON result: what the owner says that it committed
         last_sequence BIGINT the last event that says something of it
