@@ -107,6 +107,12 @@ async def soon(awaitable: Awaitable[T]) -> T:
     return await asyncio.wait_for(awaitable, PATIENCE_S)
 
 
+async def passed(clock: FakeClock, shard: Shard, ms: int) -> None:
+    """Let time go by, and the shard finish what that has set off: a disk may be slower than the clock."""
+    await clock.advance(ms)
+    await soon(shard.stats())
+
+
 async def frames_of(log: EventLog, from_sequence: int = 1) -> list[Frame]:
     return [frame async for frame in log.read(from_sequence)]
 
