@@ -28,6 +28,9 @@ from tests.spark.workload import recorded, write_segments
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.timeout(900)
+"""One run of Spark over all plants: seconds on a machine of its own, minutes on one that many share."""
+
 BOTH = {"replay", "sql"}
 RAW = {"files", "sql"}
 

@@ -6,9 +6,7 @@ One task replays one shard, a segment at a time, in order; only the state itself
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -61,12 +59,11 @@ class Replay:
             return done
         watch = Watch(state, self._findings)
         self._check_digest(state, done.begun)
-        with _seldom_collected():
-            try:
-                async for entry, data in self._segments():
-                    self._replay_segment(watch, entry, data)
-            except _Stop as stop:
-                done.remark = str(stop)
+        try:
+            async for entry, data in self._segments():
+                self._replay_segment(watch, entry, data)
+        except _Stop as stop:
+            done.remark = str(stop)
         done.states = watch.check_ends()
         done.digest = digest(state)
         return done
@@ -157,16 +154,3 @@ def _decoded(frame: Frame, plan: ShardPlan) -> Decoded:
     header = decode_header(frame.data)
     events = decode_frame(as_its_bytes_say(frame), shard=plan.shard, log_id=plan.log_id)
     return events, header.pending, header.active
-
-
-@contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """A state is large and has hardly a cycle: looking for garbage in it takes longer than the replay itself."""
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(500_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()

@@ -7,7 +7,9 @@ order, whole, and also those that Spark's scan would fail on.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -94,4 +96,19 @@ def tasks(spark: SparkSession, count: int, work: SegmentWork | ReplayWork) -> Da
 def _worked(work: SegmentWork | ReplayWork, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            yield pa.RecordBatch.from_arrays([pa.array([work.run(number).decode()])], names=["done"])
+            with _seldom_collected():
+                done = work.run(number).decode()
+            yield pa.RecordBatch.from_arrays([pa.array([done])], names=["done"])
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Events and states are many objects with hardly a cycle: looking for garbage takes longer than the work."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(500_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
