@@ -178,6 +178,7 @@ def audit(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.timeout(900)
 def test_the_command_names_a_violation_and_ends_with_6(tmp_path: Path) -> None:
     log = plants.short_log("jobs")
     frame, sequence = plants.second_lease(log)
