@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 START_MS = int(START.timestamp() * 1000)
 LONG = os.environ.get("OMNIRELAY_LONG") == "1"
+# The first test starts Spark and makes the tables for all.
+pytestmark = pytest.mark.timeout(1200)
 
 
 def at(seconds: float) -> datetime:
@@ -297,7 +299,6 @@ def test_a_report_on_a_whole_pipeline_agrees_with_its_tables(
 
 
 @pytest.mark.skipif(not LONG, reason="the long form only: make spark-test")
-@pytest.mark.timeout(1200)
 def test_a_report_on_very_many_leases_stays_small(whole_spark: SparkSession, tmp_path: Path) -> None:
     tables = open_tables(whole_spark, str(tmp_path), "parquet")
     many_leases(tables, 300_000)
