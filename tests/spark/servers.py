@@ -36,14 +36,18 @@ def spark_server(*words: str, ready: str) -> Iterator[tuple[subprocess.Popen[str
         text=True,
     )
     assert server.stderr is not None
+    # It goes on talking when it is up, and must not have to wait for a listener.
+    listener = threading.Thread(target=server.stderr.read, daemon=True)
     try:
         said = _said(server.stderr, ready)
-        # It goes on talking, and must not have to wait for a listener.
-        threading.Thread(target=server.stderr.read, daemon=True).start()
+        listener.start()
         yield server, said
     finally:
         server.terminate()
         server.wait(timeout=120)
+        if listener.ident is not None:
+            listener.join()
+        server.stderr.close()
 
 
 def _said(lines: IO[str], ready: str) -> str:

@@ -24,11 +24,25 @@ pytestmark = [
 ]
 
 
+SETTINGS = """
+spark.sql.shuffle.partitions 2
+spark.databricks.delta.snapshotPartitions 2
+"""
+"""A cluster has other defaults than this process: hundreds of tasks for hundreds of rows."""
+
+
 def start(place: Path, warehouse: str, master: str) -> subprocess.Popen[str]:
     where = ("--source", str(place / "segments"), "--warehouse", str(place / warehouse))
+    (place / "conf").mkdir(exist_ok=True)
+    (place / "conf" / "spark-defaults.conf").write_text(SETTINGS)
     return subprocess.Popen(
         [sys.executable, "-m", "omnirelay.cli", "lakehouse", "run", *where, "--master", master, "-o", "json"],
-        env={**os.environ, "NO_COLOR": "1", "SPARK_LOCAL_IP": "127.0.0.1"},
+        env={
+            **os.environ,
+            "NO_COLOR": "1",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_CONF_DIR": str(place / "conf"),
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
