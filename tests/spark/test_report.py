@@ -339,7 +339,8 @@ def many_leases(tables: TableStore, number: int) -> None:
             IF(outcome = 'completed' AND id % 50 = 0, CAST(id AS STRING), NULL) AS table_version FROM work""",
         ITEMS: f"""SELECT 'jobs' AS shard, id AS item, enqueued_at, {ended} AS ended_at,
             IF(outcome IN ('failed', 'expired'), 'dead', 'completed') AS state FROM work""",
-        SLO: "SELECT 'jobs' AS shard, window(enqueued_at, '5 minutes').start AS window_start FROM work",
+        SLO: f"""SELECT DISTINCT 'jobs' AS shard, window(at, '5 minutes').start AS window_start
+            FROM (SELECT explode(array(enqueued_at, {ended})) AS at FROM work)""",
         PEERS: f"""SELECT 'jobs' AS shard, owner AS peer, id AS from_sequence, {granted} AS from_at,
             {granted} + INTERVAL 2 MINUTES AS until_at, false AS healthy, 'its lease ran out' AS reason,
             1 AS signs, 1 AS expiries FROM work WHERE outcome = 'expired'""",
