@@ -14,6 +14,8 @@ from omnirelay.transport.http_bodies import Receive
 from omnirelay.transport.http_headers import error_body
 
 KEEP_ALIVE_SECONDS = 15.0
+FIRST_SECONDS = 0.05
+"""How long a stream waits for its first message, or for what is wrong with it, before it begins without one."""
 
 _HEADERS = [
     (b"content-type", b"text/event-stream"),
@@ -83,7 +85,7 @@ async def _write(
     coming = asyncio.ensure_future(anext(messages, None))
     try:
         # What is wrong with the request shows at once; a stream with nothing to say yet begins all the same.
-        await asyncio.wait((coming,), timeout=0.05)
+        await asyncio.wait((coming,), timeout=FIRST_SECONDS)
         while True:
             if not coming.done():
                 await start()
