@@ -116,6 +116,7 @@ def grants_twice() -> None:
             )
             batch.commands.append(len(batch.events))
             future, leases = batch.answers.pop()
-            batch.answer(future, [*leases, describe_grant(item, item.lease, now_ms, 1_000)])
+            deadline = item.lease.deadline
+            batch.answer(future, [*leases, describe_grant(item, item.lease, deadline, deadline - now_ms, 1_000)])
 
     replace(writer, "Decider", Generous)
