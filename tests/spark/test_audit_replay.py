@@ -31,6 +31,7 @@ from omnirelay.segments.manifest import segment_key
 from omnirelay.segments.segment import SegmentFormat
 from omnirelay.segments.writer import SegmentWriter
 from omnirelay.testing.clock import FakeClock
+from tests.property.strategies import LONG
 from tests.spark import audit_plants as plants
 from tests.spark.workload import OPTIONS, Recorded, recorded, write_segments
 
@@ -179,6 +180,7 @@ def audit(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.skipif(not LONG, reason="the long form only: make spark-test")
 def test_the_command_names_a_violation_and_ends_with_6(tmp_path: Path) -> None:
     log = plants.short_log("jobs")
     frame, sequence = plants.second_lease(log)

@@ -7,9 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from deltalake import DeltaTable
 
+from tests.property.strategies import LONG
+
 ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(not LONG, reason="the long form only: make spark-test")
 
 
 def test_demo_ends_with_tables_an_audit_that_passes_and_a_report(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from tests.spark.workload import recorded, write_segments
 
 
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT] if LONG else [signal.SIGTERM])
+@pytest.mark.skipif(not LONG, reason="the long form only: make spark-test")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_takes_new_segments_and_ends_well_when_asked_to(number: signal.Signals, tmp_path: Path) -> None:
     segments, warehouse = tmp_path / "segments", tmp_path / "warehouse"
     log = recorded("jobs", seed=17, steps=60)

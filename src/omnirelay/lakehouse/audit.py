@@ -32,6 +32,7 @@ from omnirelay.lakehouse.audit_rules import (
     results,
 )
 from omnirelay.lakehouse.audit_tasks import Options, ReplayDone, ReplayWork, SegmentWork, tasks
+from omnirelay.lakehouse.sizing import Sizing
 
 T = TypeVar("T")
 
@@ -105,6 +106,7 @@ class Audit:
 
     def run(self) -> Report:
         began = time.monotonic()
+        Sizing(self._spark).suit(sum(entry.events for plan in self._plans for entry in plan.entries))
         with ThreadPoolExecutor(1, thread_name_prefix="omnirelay-audit") as pool:
             replaying = pool.submit(self._replayed)
             files = self._files()

@@ -24,6 +24,7 @@ from omnirelay.lakehouse.report_data import Report, Shard, clipped, span_of
 from omnirelay.lakehouse.report_health import anomalies, backpressure, peers, resources
 from omnirelay.lakehouse.report_leases import gantt
 from omnirelay.lakehouse.report_lineage import lineage
+from omnirelay.lakehouse.sizing import Sizing
 from omnirelay.lakehouse.tables import (
     ANOMALIES,
     BACKPRESSURE,
@@ -78,6 +79,7 @@ def make_report(tables: TableStore, kind: str, wanted: Wanted | None = None, *, 
             warehouse=tables.warehouse,
         )
     ends = {name: end.sequence for name, end in tables.progress(SLO).items()}
+    Sizing(tables.spark).suit(sum(ends.values()))
     for shard in wanted.shards:
         if shard not in ends:
             known = ", ".join(sorted(ends)[: report_data.SHARDS_MAX]) or "none"

@@ -44,7 +44,9 @@ _CLUSTER: Final = {
 }
 
 _LOCAL: Final = {
-    # The defaults are made for clusters: 200 partitions of every shuffle, 50 tasks for every look at a Delta table.
+    # The defaults are made for clusters: 200 partitions of every shuffle, 50 tasks for every look at a Delta table,
+    # 10,000 to list the files of one that is vacuumed.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.driver.host": "127.0.0.1",

@@ -29,7 +29,7 @@ _FOR_FEW: Final = {
 class Sizing:
     """Suits a session to the number of events, there and back again."""
 
-    def __init__(self, session: SparkSession, few_events: int) -> None:
+    def __init__(self, session: SparkSession, few_events: int = FEW_EVENTS) -> None:
         self._session = session
         self._few_events = few_events
         self._given = {name: session.conf.get(name, None) for name in _FOR_FEW}
