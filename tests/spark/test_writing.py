@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from omnirelay.client.sync import SyncClient
 from omnirelay.errors import InvalidArgument
+from omnirelay.lakehouse.formats import open_tables
 from omnirelay.lakehouse.writing import WriteOptions, item_of, read_write_options, request_id
 from tests.spark.logs import ThreadedNode, segments_of, serving
 
@@ -157,3 +158,12 @@ def test_request_ids_differ_exactly_when_keys_do(pairs: list[tuple[Any, Any]]) -
 def test_null_in_a_key_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="key column a is null"):
         item_of(options_with("a"), {"a": None, "resource_id": "x"})
+
+
+def test_rows_are_written_behind_a_pipeline_in_the_same_process(
+    spark: SparkSession, node: ThreadedNode, tmp_path: Path
+) -> None:
+    """The pipeline has a session of its own, and Spark looks for formats in the one that was active last."""
+    open_tables(spark, str(tmp_path / "lake"), "parquet").spark.createDataFrame([(1,)], "one int").collect()
+    write(rows(spark, 3), node)
+    assert pending(node) == 3

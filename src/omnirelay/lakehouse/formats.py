@@ -95,12 +95,16 @@ def own_session(spark: SparkSession) -> SparkSession:
 
     Through Spark Connect there is none to be had; there every client has a session of its own to begin with.
     """
+    from omnirelay.lakehouse.source import register
+
     if not hasattr(spark, "_jsparkSession"):
         return spark
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
         if name.startswith(("spark.sql.", "spark.databricks.")) and session.conf.isModifiable(name):
             session.conf.set(name, value)
+    # It is the active one from here on, and that is where Spark looks for formats, for the caller's session, too.
+    register(session)
     return session
 
 

@@ -38,23 +38,15 @@ NAME = "omnirelay"
 
 def register(spark: SparkSession) -> None:
     """Make `format("omnirelay")` known to a session. Safe to call twice."""
-    if not _registered(spark):
-        # Spark looks for the name in the session that was active last, which may be another one that has it.
-        spark.createDataFrame([], "makes_active int")
-        _registered(spark)
-
-
-def _registered(spark: SparkSession) -> bool:
-    """Register; False when Spark says that the name is taken."""
     from pyspark.errors import AnalysisException
 
+    # Spark looks for the name in the session that was active last, whichever session a table or a frame is of.
+    spark.createDataFrame([], "makes_active int")
     try:
         spark.dataSource.register(OmniRelayDataSource)
     except AnalysisException as error:
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
-        return False
-    return True
 
 
 class OmniRelayDataSource(DataSource):
