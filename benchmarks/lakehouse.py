@@ -4,7 +4,8 @@
 
 Logs of 1,000,000 and 10,000,000 events (one of 100,000 with --quick), written by the engine, become segments. Each is
 scanned by Spark alone, by the data source `omnirelay`, and once it is bronze as Delta; then the pipeline makes every
-table, and again after another 1 % has come in. All in one process, which the memory is measured of, Java included.
+table, the log is audited, and the pipeline runs again after another 1 % has come in. All in one process, which the memory
+is measured of, Java included.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from benchmarks.lakehouse_log import write_log
 from benchmarks.lakehouse_memory import PeakMemory
 from benchmarks.lakehouse_tail import TAIL_EVENTS, tail_node
 from benchmarks.machine import Load, environment
+from omnirelay.lakehouse.audit import Audit
+from omnirelay.lakehouse.audit_plan import plan
 from omnirelay.lakehouse.pipeline import Pipeline, Summary
 from omnirelay.lakehouse.segment_files import read_segments
 from omnirelay.lakehouse.session import LONG_RUN, QUICK_START, open_session
@@ -33,7 +36,7 @@ from omnirelay.lakehouse.tables import EVENTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-AIMS = {"bronze": 60_000, "bronze to gold": 20_000}
+AIMS = {"bronze": 60_000, "bronze to gold": 20_000, "audit": 300_000}
 INCREMENT = 100
 """One part in so many comes in behind the rest."""
 
@@ -110,6 +113,24 @@ def measure_pipeline(place: Place) -> list[Row]:
     return rows
 
 
+def measure_audit(place: Place) -> list[Row]:
+    plans, found = asyncio.run(plan(str(place.segments)))
+
+    def audit() -> None:
+        report = Audit(place.spark.newSession(), str(place.segments), plans, found).run()
+        assert report.clean, "a log that the engine wrote is in order"
+
+    return [timed("audit", place.events, audit)]
+
+
+def print_sizes(place: Place) -> None:
+    """What keeping it costs."""
+    parts = {"segments": place.segments, **{name: place.warehouse / name for name in ("bronze", "silver", "gold")}}
+    for name, path in parts.items():
+        size = sum(file.stat().st_size for file in path.rglob("*.parquet"))
+        print(f"    {name:<22} {size / 1e6:>12,.1f} MB {size / place.events:>9.1f} bytes an event")
+
+
 def measure_increment(place: Place, whole: Row) -> list[Row]:
     """Another part of the log: it should cost that part of the time, and not more."""
     new = place.events // INCREMENT
@@ -123,7 +144,7 @@ def measure_increment(place: Place, whole: Row) -> list[Row]:
 
 
 def measure(spark: SparkSession, directory: Path, events: int) -> list[Row]:
-    """Everything for one size. An audit of the same segments belongs behind the increment."""
+    """Everything for one size."""
     segments = directory / "segments"
     began = time.perf_counter()
     written = asyncio.run(write_log(segments, events))
@@ -132,6 +153,8 @@ def measure(spark: SparkSession, directory: Path, events: int) -> list[Row]:
     print(f"{time.perf_counter() - began:.0f} s\n  {'':<24} {'events':>12} {'seconds':>9} {'events/s':>12}")
     place = Place(spark, segments, directory / "warehouse", written.events)
     rows = measure_readers(place) + measure_pipeline(place)
+    print_sizes(place)
+    rows += measure_audit(place)
     [whole] = [row for row in rows if row.name == "bronze to gold"]
     return rows + measure_increment(place, whole)
 
