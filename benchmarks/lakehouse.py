@@ -4,8 +4,8 @@
 
 Logs of 1,000,000 and 10,000,000 events (one of 100,000 with --quick), written by the engine, become segments. Each is
 scanned by Spark alone, by the data source `omnirelay`, and once it is bronze as Delta; then the pipeline makes every
-table, the log is audited, and the pipeline runs again after another 1 % has come in. All in one process, which the memory
-is measured of, Java included.
+table, the log is audited, and the pipeline runs again after another 1 % has come in. All in one process, which the
+memory is measured of, Java included.
 """
 
 from __future__ import annotations
