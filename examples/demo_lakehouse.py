@@ -54,7 +54,7 @@ def tell_tables(directory: Path, console: Console) -> bool:
         verdict = "all kept" if audit.clean else f"{audit.violations} violations"
         console.print(f"  {audit.events:,} events audited by {len(audit.rules)} rules: {verdict}")
         for finding in audit.first():
-            console.print(f"    {finding}", soft_wrap=True)
+            console.print(f"    {finding}", soft_wrap=True, markup=False)
         with console.status("  the report is drawn"):
             page = directory / "report.html"
             write_page(render(make_report(pipeline.tables, kind)), page)

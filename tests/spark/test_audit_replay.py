@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from omnirelay.core.options import Limit
 from omnirelay.core.payload import Caller, NewItem, Payload
 from omnirelay.engine.shard import Shard
-from omnirelay.errors import NotFound
+from omnirelay.errors import InvalidArgument, NotFound
 from omnirelay.lakehouse.audit_digests import Known, known_of
 from omnirelay.lakehouse.audit_plan import ShardPlan, plan
 from omnirelay.lakehouse.audit_replay import Replay
@@ -163,6 +163,21 @@ def test_a_shard_without_segments_is_refused_by_name(tmp_path: Path) -> None:
     plants.write(tmp_path, plants.short_log("jobs"))
     with pytest.raises(NotFound, match=r"'orders'.*it has jobs"):
         asyncio.run(plan(str(tmp_path), shards=["orders"]))
+
+
+def test_a_stretch_behind_the_end_is_refused_and_not_called_clean(tmp_path: Path) -> None:
+    log = recorded("jobs", seed=5, steps=20)
+    write_segments(tmp_path, log)
+    with pytest.raises(InvalidArgument, match=f"end at {len(log.events)}"):
+        asyncio.run(plan(str(tmp_path), first=len(log.events) + 1))
+
+
+def test_damage_to_a_segment_counts_from_wherever_in_it_the_audit_begins() -> None:
+    findings = Findings("files", "jobs", first=5_000)
+    findings.add("segments", 4_000, "is missing", upto=4_999)
+    assert not findings.named
+    findings.add("segments", 4_000, "is missing", upto=6_000)
+    assert [finding.sequence for finding in findings.named] == [5_000]
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,9 @@ import polars
 import pytest
 from deltalake import DeltaTable
 
-from omnirelay.errors import InvalidArgument, OmniRelayError
+from omnirelay.errors import DataLoss, InvalidArgument, OmniRelayError
 from omnirelay.lakehouse.errors import SparkUnusable
+from omnirelay.lakehouse.formats import open_tables
 from omnirelay.lakehouse.pipeline import Pipeline
 from omnirelay.lakehouse.tables import BACKPRESSURE, EVENTS, ITEMS, LEASES, PEERS, SILVER, TABLES, Table
 from tests.property.strategies import LONG
@@ -175,6 +177,24 @@ def test_others_read_the_tables(clean: Pipeline, logs: list[Recorded]) -> None:
     assert counted == (leases, leases)
     for each in EVERY:
         assert set(each.names) <= set(DeltaTable(clean.tables.path(each)).to_pyarrow_table().schema.names)
+
+
+def test_a_table_that_was_removed_is_named_and_nothing_is_counted_again(
+    whole_spark: SparkSession, clean: Pipeline, tmp_path: Path
+) -> None:
+    """One that is ahead of what it is made of would otherwise go back to it, and count twice what lies between."""
+    lake = tmp_path / "lake"
+    shutil.copytree(clean.tables.warehouse, lake)
+    shutil.rmtree(lake / "silver" / "leases")
+    before = rows_in(lake, ITEMS)
+    with pytest.raises(DataLoss, match="lakehouse rebuild"):
+        Pipeline(whole_spark, str(Path(clean.tables.warehouse).parent / "segments"), str(lake)).run()
+    assert rows_in(lake, ITEMS) == before
+
+
+def test_tables_of_another_format_are_not_mixed_with(whole_spark: SparkSession, clean: Pipeline) -> None:
+    with pytest.raises(InvalidArgument, match="are delta, not parquet; say --format delta"):
+        open_tables(whole_spark, clean.tables.warehouse, "parquet")
 
 
 def test_upkeep_changes_no_row_and_the_next_run_knows_where_it_was(clean: Pipeline) -> None:

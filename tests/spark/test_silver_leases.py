@@ -52,3 +52,19 @@ def test_the_past_of_items_and_leases_counts_and_an_unknown_wait_is_null(spark: 
         13_000,
     )
     assert cancelled.last_sequence == 22
+
+
+def test_each_lease_of_an_item_that_came_back_ends_with_the_cancellation_behind_it(spark: SparkSession) -> None:
+    def event(sequence: int, kind: str, **more: Any) -> dict[str, Any]:
+        return {"item": 1, "sequence": sequence, "at": at(sequence), "kind": kind, **more}
+
+    new = changes(
+        spark,
+        event(5, "LeaseGranted", lease_id="a", fence=5),
+        event(10, "Cancelled"),
+        event(20, "LeaseGranted", lease_id="b", fence=20),
+        event(25, "Cancelled"),
+    )
+    nothing = spark.createDataFrame([], ITEMS.ddl), spark.createDataFrame([], LEASES.ddl)
+    rows = {row.lease_id: (row.outcome, row.ended_at.second) for row in fold_leases(new, *nothing).collect()}
+    assert rows == {"a": ("cancelled", 10), "b": ("cancelled", 25)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,9 @@ import pytest
 from omnirelay.lakehouse.errors import SparkUnusable
 from omnirelay.lakehouse.formats import TableOvertaken, TableStore, open_tables
 from omnirelay.lakehouse.formats_delta import DeltaTables
+from omnirelay.lakehouse.formats_parquet import ParquetTables
 from omnirelay.lakehouse.progress import NOTHING, End, Progress
+from omnirelay.lakehouse.sizing import Sizing
 from omnirelay.lakehouse.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -79,6 +81,40 @@ def test_a_table_that_is_not_in_a_directory_is_asked_in_sql(
     store.vacuum([NOTES], 0)
     assert (found(store), store.progress(NOTES)) == ([("a", 1, "y")], upto(2))
     assert store.version(NOTES) >= 1
+
+
+def test_parquet_files_are_merged_and_removed_beside_a_run_without_losing_what_it_writes(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, upkeep = (ParquetTables(spark, str(tmp_path / "lake")) for _ in range(2))
+    for number in (1, 2):
+        run.progress(NOTES)
+        run.append(NOTES, notes(run, ("a", number, "x")), upto(number))
+    rows_of = upkeep._rows
+
+    def overtaken_rows(table: Table, folders: Sequence[str]) -> DataFrame:
+        run.progress(NOTES)
+        run.append(NOTES, notes(run, ("a", 3, "meanwhile")), upto(3))
+        return rows_of(table, folders)
+
+    monkeypatch.setattr(upkeep, "_rows", overtaken_rows)
+    with pytest.raises(TableOvertaken):
+        upkeep.optimize([NOTES])
+    assert ([number for _, number, _ in found(run)], run.progress(NOTES)) == ([1, 2, 3], upto(3))
+    coming = Path(run.path(NOTES)) / "part-3-cafe"
+    coming.mkdir()
+    run.vacuum([NOTES], 0)
+    assert coming.exists(), "a commit that names it may be on its way"
+    assert len(found(run)) == 3
+
+
+def test_a_session_is_given_back_as_it_was(spark: SparkSession) -> None:
+    before = spark.conf.get("spark.sql.codegen.wholeStage"), spark.conf.get("spark.sql.shuffle.partitions")
+    with Sizing(spark).suited(10):
+        assert spark.conf.get("spark.sql.codegen.wholeStage") == "false"
+    assert (spark.conf.get("spark.sql.codegen.wholeStage"), spark.conf.get("spark.sql.shuffle.partitions")) == before
+    with Sizing(spark).suited(1 << 52):
+        assert int(str(spark.conf.get("spark.sql.shuffle.partitions"))) <= 2_000
 
 
 def test_iceberg_is_refused_on_a_spark_that_it_is_not_made_for(spark: SparkSession, tmp_path: Path) -> None:

@@ -106,8 +106,11 @@ class Audit:
 
     def run(self) -> Report:
         began = time.monotonic()
-        Sizing(self._spark).suit(sum(entry.events for plan in self._plans for entry in plan.entries))
-        with ThreadPoolExecutor(1, thread_name_prefix="omnirelay-audit") as pool:
+        events = sum(entry.events for plan in self._plans for entry in plan.entries)
+        with (
+            Sizing(self._spark).suited(events),
+            ThreadPoolExecutor(1, thread_name_prefix="omnirelay-audit") as pool,
+        ):
             replaying = pool.submit(self._replayed)
             files = self._files()
             sql = self._sql(files)

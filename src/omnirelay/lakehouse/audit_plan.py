@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from omnirelay.errors import LogDamaged, NotFound
+from omnirelay.errors import InvalidArgument, LogDamaged, NotFound
 from omnirelay.lakehouse.audit_rules import Findings
 from omnirelay.log.frame import genesis_chain
 from omnirelay.segments.connecting import connect
@@ -83,6 +83,11 @@ async def plan(
             continue
         _check_links(planned, findings)
         plans.append(planned)
+    if plans and all(planned.first > planned.last for planned in plans):
+        raise InvalidArgument(
+            f"there is no event from {first} on; the segments end at {max(planned.last for planned in plans)}",
+            field="from",
+        )
     return plans, found
 
 

@@ -74,8 +74,13 @@ class Findings:
         self.counts: dict[str, int] = {}
         self.named: list[Finding] = []
 
-    def add(self, rule: str, sequence: int | None, what: str, item: int | None = None) -> None:
+    def add(
+        self, rule: str, sequence: int | None, what: str, item: int | None = None, *, upto: int | None = None
+    ) -> None:
+        """`upto`: it concerns everything from `sequence` up to there."""
         assert rule in BY_ID, rule
+        if sequence is not None and upto is not None and sequence < self._first <= upto:
+            sequence = self._first
         if sequence is not None and (sequence < self._first or (self._last is not None and sequence > self._last)):
             return
         count = self.counts[rule] = self.counts.get(rule, 0) + 1

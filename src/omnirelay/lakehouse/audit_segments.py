@@ -83,7 +83,8 @@ class SegmentCheck:
                 self._check_columns(table, events)
 
     def _segment(self, what: str) -> None:
-        self._findings.add("segments", self._entry.first, f"segment {self._entry.name} {what}")
+        entry = self._entry
+        self._findings.add("segments", entry.first, f"segment {entry.name} {what}", upto=entry.last)
 
     def _check_frames(self, frames: Sequence[Frame]) -> None:
         """The chain anew from the bytes. Behind a break it goes on with what is stored there."""
@@ -126,6 +127,7 @@ class SegmentCheck:
                 "columns",
                 self._entry.first,
                 f"segment {self._entry.name} has {stored.num_rows} rows, its frames hold {made.num_rows} events",
+                upto=self._entry.last,
             )
             return
         for name in made.column_names:
@@ -138,7 +140,8 @@ class SegmentCheck:
         self, name: str, stored: pa.ChunkedArray, made: pa.ChunkedArray, numbers: pa.ChunkedArray
     ) -> None:
         if stored.type != made.type:
-            self._findings.add("columns", self._entry.first, f"column {name} is {stored.type}, not {made.type}")
+            what = f"column {name} is {stored.type}, not {made.type}"
+            self._findings.add("columns", self._entry.first, what, upto=self._entry.last)
             return
         pairs = zip(numbers.to_pylist(), stored.to_pylist(), made.to_pylist(), strict=True)
         for sequence, found, expected in pairs:

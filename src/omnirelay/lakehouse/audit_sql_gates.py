@@ -97,7 +97,8 @@ def _exclusive(held: DataFrame, history: History) -> Iterator[DataFrame]:
         inside = reduce(
             lambda one, other: one | other, (_within(shard, start, end) for shard, start, end, _ in of_this)
         )
-        keyed = held.withColumn("name", _key(of_this[0][3]))
+        # Of items that came in before the segments begin no key is known; they are not all of one.
+        keyed = held.withColumn("name", _key(of_this[0][3])).where("name IS NOT NULL")
         before = Window.partitionBy("shard", "name").orderBy("sequence").rowsBetween(Window.unboundedPreceding, -1)
         rows = keyed.withColumn("live", F.sum("sign").over(before))
         what = F.concat(F.lit("the key "), "name", F.lit(" has "), "live", F.lit(" live leases already"))

@@ -7,6 +7,7 @@ of those that begin from the same place one happens. A format that cannot promis
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
 
 from omnirelay.errors import InvalidArgument, OmniRelayError, Status
@@ -73,8 +74,22 @@ class TableStore(Protocol):
     def drop(self, table: Table) -> None: ...
 
 
+_MARKS: Final = {"delta": "_delta_log", "parquet": "_commits", "iceberg": "metadata"}
+"""What a table of each format has in its directory."""
+
+
 def open_tables(spark: SparkSession, warehouse: str, kind: str) -> TableStore:
-    """The tables of a warehouse in one format. Raises InvalidArgument for a format there is not."""
+    """The tables of a warehouse in one format.
+
+    Raises InvalidArgument for a format there is not, and for a warehouse whose tables have another.
+    """
+    for other, mark in _MARKS.items():
+        # Two formats in one folder would take each other's files for waste.
+        if other != kind and "://" not in warehouse and any(Path(warehouse).glob(f"*/*/{mark}")):
+            raise InvalidArgument(
+                f"the tables in {warehouse} are {other}, not {kind}; say --format {other}, or name another directory",
+                field="format",
+            )
     if kind == "delta":
         from omnirelay.lakehouse.formats_delta import DeltaTables
 

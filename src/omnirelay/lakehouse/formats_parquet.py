@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -38,6 +38,9 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 _decode = msgspec.json.Decoder(Commit).decode
+
+_ABANDONED_HOURS: Final = 24.0
+"""Nobody writes on one commit for longer."""
 
 
 class ParquetTables:
@@ -143,21 +146,27 @@ class ParquetTables:
 
     def optimize(self, tables: Sequence[Table]) -> None:
         for table in tables:
-            newest = self._newest(table)
+            # First where it is, then the rows of just that: what comes in meanwhile makes the commit fail.
+            progress = self.progress(table)
+            newest = self._at(table, self._bases.get(table, -1))
             if newest is not None and len(newest.folders) > 1:
-                rows = self.read(table)
+                rows = self._rows(table, newest.folders)
                 if table.partition:
                     rows = rows.repartition(*table.partition)
-                self._commit(table, rows, self.progress(table), keep=False)
+                self._commit(table, rows, progress, keep=False)
 
     def vacuum(self, tables: Sequence[Table], hours: float) -> None:
-        horizon = time.time() - hours * 3600
+        now = time.time()
         for table in tables:
-            newest = self._newest(table)
+            version = self.version(table)
+            newest = self._at(table, version)
             if newest is None:
                 continue
             for found in Path(self.path(table)).glob("part-*"):
-                if found.name not in newest.folders and found.stat().st_mtime < horizon:
+                # One for a version that is yet to come is being written, unless whoever wrote it is long gone.
+                coming = int(found.name.split("-")[1]) > version
+                kept_hours = max(hours, _ABANDONED_HOURS) if coming else hours
+                if found.name not in newest.folders and now - found.stat().st_mtime > kept_hours * 3600:
                     shutil.rmtree(found)
 
     def drop(self, table: Table) -> None:

@@ -21,10 +21,11 @@ from typing import Any
 import msgspec
 from pyspark.sql import SparkSession
 
+from omnirelay.errors import DataLoss
 from omnirelay.lakehouse import bronze
 from omnirelay.lakehouse.bronze_source import Refused, find_new
-from omnirelay.lakehouse.formats import open_tables
-from omnirelay.lakehouse.progress import Progress, commit_number
+from omnirelay.lakehouse.formats import open_tables, overtaken
+from omnirelay.lakehouse.progress import Progress, commit_number, within
 from omnirelay.lakehouse.sizing import FEW_EVENTS, Sizing
 from omnirelay.lakehouse.steps import Steps
 from omnirelay.lakehouse.tables import EVENTS, GOLD, LEASES, SILVER, TABLES, Table
@@ -110,14 +111,18 @@ class Pipeline:
             for table in (*SILVER, *GOLD):
                 if self._stopping():
                     return
-                if self.tables.progress(table) != target:
+                place = self.tables.progress(table)
+                if not within(place, target):
+                    raise overtaken(table)  # Going back would count twice what lies between.
+                if place != target:
                     self._timed(summary, table, partial(steps.bring, table, target))
         finally:
             steps.close()
 
     def rebuild(self) -> Summary:
         """Make every table anew from the segments there are."""
-        for table in TABLES:
+        # The last first: what a table is made of goes behind it, so that a run after half of this goes on from there.
+        for table in reversed(TABLES):
             self.tables.drop(table)
         return self.run()
 
@@ -157,8 +162,19 @@ class Pipeline:
 
     def _target(self) -> Progress | None:
         """Where all tables are to be brought next; None when they are there."""
-        newest = self.tables.progress(EVENTS)
+        # Read against the order in which tables are brought on: so none seems to be ahead because somebody else is at
+        # work.
+        others = [(table, self.tables.progress(table)) for table in reversed((*SILVER, *GOLD)) if table is not LEASES]
         begun = self.tables.progress(LEASES)
-        if any(self.tables.progress(table) != begun for table in (*SILVER, *GOLD)):
+        newest = self.tables.progress(EVENTS)
+        for table, place, before in (*((*each, begun) for each in others), (LEASES, begun, newest)):
+            if not within(place, before):
+                raise DataLoss(
+                    f"{table.layer}.{table.name} holds events that the tables it is made of do not; one of those was"
+                    " removed or began anew. Make them all anew: omnirelay lakehouse rebuild",
+                    code="error.lakehouse.progress",
+                    table=table.name,
+                )
+        if any(place != begun for _, place in others):
             return begun
         return None if commit_number(begun) == commit_number(newest) else newest

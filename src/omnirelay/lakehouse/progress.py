@@ -58,6 +58,11 @@ def decode_progress(text: str | None) -> Progress | None:
     return stamp.shards
 
 
+def within(progress: Progress, limit: Progress) -> bool:
+    """Whether it holds no event that the other does not."""
+    return all(shard in limit and end.sequence <= limit[shard].sequence for shard, end in progress.items())
+
+
 def commit_number(progress: Progress) -> int:
     """A number that rises with every commit: of two that do the same work at once, the table takes one."""
     return sum(end.sequence for end in progress.values())

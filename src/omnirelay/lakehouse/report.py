@@ -6,7 +6,7 @@ silver and gold ──▶ Spark groups and ranks ──▶ Report (bounded) ─�
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -79,11 +79,15 @@ def make_report(tables: TableStore, kind: str, wanted: Wanted | None = None, *, 
             warehouse=tables.warehouse,
         )
     ends = {name: end.sequence for name, end in tables.progress(SLO).items()}
-    Sizing(tables.spark).suit(sum(ends.values()))
     for shard in wanted.shards:
         if shard not in ends:
             known = ", ".join(sorted(ends)[: report_data.SHARDS_MAX]) or "none"
             raise InvalidArgument(f"shard {shard!r} is not in the tables; there are: {known}", field="shard")
+    with Sizing(tables.spark).suited(sum(ends.values())):
+        return _counted(tables, wanted, ends, int(time.time() * 1000) if now_ms is None else now_ms)
+
+
+def _counted(tables: TableStore, wanted: Wanted, ends: Mapping[str, int], now_ms: int) -> Report:
     shards = sorted(wanted.shards or ends)
 
     @cache
@@ -91,7 +95,6 @@ def make_report(tables: TableStore, kind: str, wanted: Wanted | None = None, *, 
         there = tables.read(table)
         return there.where(F.col("shard").isin(shards)) if wanted.shards else there
 
-    now_ms = int(time.time() * 1000) if now_ms is None else now_ms
     found = extent(rows)
     begin, end = found if found is not None else (now_ms - 1_000, now_ms)
     begin = begin if wanted.from_ms is None else wanted.from_ms

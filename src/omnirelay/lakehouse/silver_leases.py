@@ -50,13 +50,14 @@ def _in_order(rows: DataFrame) -> DataFrame:
     everything = Window.partitionBy("shard", "item")
     in_order = everything.orderBy("sequence")
     so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    from_here = in_order.rowsBetween(Window.currentRow, Window.unboundedFollowing)
     cancel = F.when(is_kind("Cancelled"), F.struct("sequence", "at"))
     told = ("ready_at", "resource_type", "resource_id")
     others = [F.col(name) for name in rows.columns if name not in told]
     ordered = rows.select(
         *others,
         *(F.last(name, ignorenulls=True).over(so_far).alias(name) for name in told),
-        F.min(cancel).over(everything).alias("cancel"),
+        F.min(cancel).over(from_here).alias("cancel"),
         F.max("new").over(everything).alias("touched"),
     )
     return ordered.where("lease_id IS NOT NULL AND touched")

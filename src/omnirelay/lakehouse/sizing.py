@@ -6,6 +6,8 @@ thousand events that takes far longer than the work itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ FEW_EVENTS: Final = 50_000
 _PARTITION_EVENTS: Final = 250_000
 """About so many fit into the memory of one task while they are sorted."""
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
+_PARTITIONS_MAX: Final = 2_000
+"""The number of events is told from their sequence numbers, which jump by billions with a new generation."""
 
 _FOR_FEW: Final = {
     "spark.sql.codegen.wholeStage": "false",
@@ -39,14 +43,25 @@ class Sizing:
     def suit(self, events: int) -> bool:
         """Whether they are few; the session is set for it."""
         few = self._here and events <= self._few_events
-        settings = _FOR_FEW if few else {**self._given, _PARTITIONS: self._partitions(events)}
+        self._set(_FOR_FEW if few else {**self._given, _PARTITIONS: self._partitions(events)})
+        return few
+
+    @contextmanager
+    def suited(self, events: int) -> Iterator[None]:
+        """The same for a while: the session is the caller's."""
+        self.suit(events)
+        try:
+            yield
+        finally:
+            self._set(self._given)
+
+    def _set(self, settings: Mapping[str, str | None]) -> None:
         for name, value in settings.items():
             if value is None:
                 self._session.conf.unset(name)
             elif value != self._session.conf.get(name, None):
                 self._session.conf.set(name, value)
-        return few
 
     def _partitions(self, events: int) -> str:
         """As many as were given, or more for a long log; Spark puts those together that turn out small."""
-        return str(max(int(self._given[_PARTITIONS] or 1), -(-events // _PARTITION_EVENTS)))
+        return str(max(int(self._given[_PARTITIONS] or 1), min(-(-events // _PARTITION_EVENTS), _PARTITIONS_MAX)))
