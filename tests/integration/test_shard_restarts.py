@@ -314,6 +314,20 @@ async def test_a_shard_trims_itself_after_a_snapshot_and_keeps_its_retention(tmp
     await shard.close()
 
 
+async def test_a_busy_shard_drops_what_is_older_than_its_retention_although_its_snapshots_are_young(
+    tmp_path: Path,
+) -> None:
+    place, clock = Place("sqlite", tmp_path), FakeClock()
+    shard = await place.open(clock)
+    _, old = await two_snapshots(shard)
+    await clock.advance(24 * 3_600_000 + 1)
+    await two_snapshots(shard)
+    anchor = await shard.trim()
+    assert 0 < anchor.sequence <= old
+    assert await shard.trim() == anchor
+    await shard.close()
+
+
 async def test_an_event_that_cannot_follow_from_those_before_it_is_damage_with_its_place() -> None:
     log = MemoryLog("shard")
     leader = await Leader.of(log)
