@@ -107,15 +107,16 @@ def acknowledge_all(
     for at in range(len(outcomes), len(commands)):
         if len(out) >= events_max or bytes_max < 0:
             return
-        command = commands[at]
+        command: Any = commands[at]
+        kind = type(command)
         try:
             outcomes.append(apply(state, command, now_ms, arrived_ms, ids, out))
             ends.append(len(out))
         except OmniRelayError as error:
             outcomes.append(error)
-        if type(command) is _COMPLETE_ITEM:
-            result = command.result
-            if result is not None:
+        if kind is _COMPLETE_ITEM:
+            result: Any = command.result
+            if type(result) is bytes:  # Whatever else a caller put there was refused.
                 bytes_max -= len(result)
 
 
