@@ -90,13 +90,16 @@ class SqliteStore(LogStore):
 def digest(directory: Path) -> dict[str, str]:
     """A hash of every file below a directory.
 
-    Left out is SQLite's shared memory: an index of the WAL that holds nothing of its own and that any reader
-    may rebuild.
+    Left out is what holds nothing of its own: SQLite's shared memory, an index of the WAL that any reader may rebuild,
+    and a WAL that is empty, which stays or goes with whoever is the last to close.
     """
-    return {
-        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+    contents = {
+        str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))
         if path.is_file() and not path.name.endswith("-shm")
+    }
+    return {
+        name: hashlib.sha256(data).hexdigest() for name, data in contents.items() if data or not name.endswith("-wal")
     }
 
 
