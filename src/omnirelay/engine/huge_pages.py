@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
-
-_log = logging.getLogger("omnirelay.engine")
 
 PAGE = 4_096
 HUGE = 2 * 1024 * 1024
@@ -54,16 +51,12 @@ class HugePages:
 
     def _run(self) -> None:
         pause_s = self._interval_s
-        try:
-            while not self._stop.wait(pause_s):
-                self.collapse_full()
-                pause_s = min(2 * pause_s, INTERVAL_MAX_S) if self.refused else self._interval_s
-        except OSError as error:
-            # An old kernel, or one that forbids it: the memory stays as it is, and all else goes on.
-            _log.info("huge_pages_unavailable", extra={"reason": str(error)})
+        while not self._stop.wait(pause_s):
+            self.collapse_full()
+            pause_s = min(2 * pause_s, INTERVAL_MAX_S) if self.refused else self._interval_s
 
     def collapse_full(self, wanted: Callable[[int], bool] = lambda _: True) -> int:
-        """Collapse every full piece that is not yet; returns how many there were. Raises OSError when it cannot be."""
+        """Collapse every full piece that was not looked at yet; returns how many there were."""
         pieces = [piece for piece in _pieces() if wanted(piece)]
         self._done.intersection_update(pieces)
         collapsed = self.refused = 0
@@ -72,8 +65,10 @@ class HugePages:
                 break
             if piece in self._done or _resident(piece) < FULL_MIN:
                 continue
-            if _collapse(piece):
-                collapsed += 1
+            error = _collapse(piece)
+            collapsed += error == 0
+            if error in (0, errno.EINVAL):
+                # The second is final: this memory, or an older kernel, cannot have it. Nobody asks twice.
                 self._done.add(piece)
             else:
                 self.refused += 1
@@ -107,16 +102,13 @@ def _resident(piece: int) -> int:
     return sum(byte & 1 for byte in present.raw)
 
 
-def _collapse(piece: int) -> bool:
-    """False when it was given back meanwhile, or when no large page is free."""
+def _collapse(piece: int) -> int:
+    """0, or the number of the error: it was given back meanwhile, no large page is free, or it never can be one."""
     libc = _libc()
     for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):
         if libc.madvise(ctypes.c_void_p(piece), ctypes.c_size_t(HUGE), ctypes.c_int(advice)) != 0:
-            code = ctypes.get_errno()
-            if code == errno.EINVAL:
-                raise OSError(code, "the kernel does not collapse memory into large pages")
-            return False
-    return True
+            return ctypes.get_errno()
+    return 0
 
 
 @cache
