@@ -20,6 +20,7 @@ from omnirelay.errors import InvalidArgument, LogLocked, LogUnavailable
 from omnirelay.log import SnapshotRecord, SqliteLog
 from omnirelay.log.failpoints import armed
 from omnirelay.log.snapshots import read_snapshot, write_snapshot
+from omnirelay.log.sqlite import log as sqlite_log
 from omnirelay.log.sqlite.writer import JOURNAL_BYTES_MAX
 from omnirelay.log.witness import read_witness
 from omnirelay.testing.conformance import EventLogConformance, Leader, frames_of
@@ -104,7 +105,11 @@ async def test_the_wal_stays_bounded_while_much_is_written_and_read(store: Sqlit
     assert not (store.root / "leases.db-wal").exists()
 
 
-async def test_an_inline_append_does_not_hold_up_the_event_loop_behind_a_trim(store: SqliteStore) -> None:
+@pytest.mark.parametrize("inline", [True, False])
+async def test_an_append_does_not_hold_up_the_event_loop_behind_a_trim(
+    store: SqliteStore, inline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_log, "HANDOVER_S_MAX", PATIENCE_S)
     leader = await Leader.of(store.open())
     for _ in range(2):
         await leader.append_many(3)
@@ -118,7 +123,7 @@ async def test_an_inline_append_does_not_hold_up_the_event_loop_behind_a_trim(st
     with armed("log.trim.slice", hold):
         trim = asyncio.create_task(leader.log.trim(9, leader.epoch))
         assert await asyncio.to_thread(inside.wait, 30)
-        append = asyncio.create_task(leader.append(inline=True))
+        append = asyncio.create_task(leader.append(inline=inline))
         # If the append waited on this thread, nothing could let the trim go on.
         await asyncio.sleep(0)
         assert not append.done()
@@ -361,4 +366,34 @@ async def test_a_slow_disk_is_not_for_the_event_loop(store: SqliteStore) -> None
     with armed("log.append.begin", take_long):
         await leader.append_many(10)
     assert not leader.log.is_quick
+    await leader.log.close()
+
+
+async def test_what_comes_next_is_decided_while_a_frame_is_written(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_log, "HANDOVER_S_MAX", PATIENCE_S)
+    leader = await Leader.of(store.open())
+    begun = threading.Event()
+    with armed("log.append.begin", begun.set):
+        append = asyncio.create_task(leader.append())
+        await asyncio.sleep(0)
+        # The loop goes on, perhaps for long, with code that never lets another thread into the interpreter.
+        assert begun.is_set()
+    await append
+    await leader.log.close()
+
+
+async def test_an_append_that_never_begins_does_not_hold_up_the_event_loop(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_log, "HANDOVER_S_MAX", threading.TIMEOUT_MAX)
+    leader = await Leader.of(store.open())
+
+    def fail() -> None:
+        raise RuntimeError("before it begins")
+
+    with armed("log.append.begin", fail), pytest.raises(RuntimeError, match="before it begins"):
+        await leader.append()
+    await leader.append()
     await leader.log.close()

@@ -58,6 +58,9 @@ WITNESS_INTERVAL_S: Final = 0.8
 
 READER_THREADS: Final = 4
 
+HANDOVER_S_MAX: Final = 0.005
+"""Longest wait of the event loop for the writer thread to begin. Hashing the largest frame takes about as long."""
+
 T = TypeVar("T")
 
 
@@ -172,11 +175,25 @@ class SqliteLog:
                 position = writer.append_if_free(frame, expected)
                 if position is not None:
                     return position
-            return await self._write(writer.append, frame, expected)
+            return await self._hand_over(writer, frame, expected)
         finally:
             # Also when the caller was cancelled or the append refused: it costs nothing when nothing is new.
             self._expect_witness()
             self._checkpoint_if_due(writer)
+
+    def _hand_over(self, writer: Writer, frame: Frame, expected: Position) -> asyncio.Future[Position]:
+        """Append in the writer thread. Returns when that thread has left the interpreter for SQLite.
+
+        It needs the interpreter until then, and a loop that goes on to decide the next frame hardly lets go of it;
+        compiled code never does. Without the wait disk and processor would take turns.
+        """
+        self._check_open()
+        begun = threading.Event()
+        wait_s = 0.0 if writer.is_busy else HANDOVER_S_MAX
+        appended = self._writing.submit(writer.append, frame, expected, begun.set)
+        appended.add_done_callback(lambda _: begun.set())
+        begun.wait(wait_s)
+        return asyncio.wrap_future(appended)
 
     async def add_snapshot(self, record: SnapshotRecord, epoch: int) -> None:
         await self._write(self._writer.add_snapshot, record, epoch)

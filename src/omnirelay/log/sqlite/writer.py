@@ -105,15 +105,20 @@ class Writer:
 
     # ------------------------------------------------------------------------------ append
 
-    def append(self, frame: Frame, expected: Position) -> Position:
-        """See `EventLog.append`. Waits for whoever is writing."""
+    def append(self, frame: Frame, expected: Position, committing: Callable[[], None]) -> Position:
+        """See `EventLog.append`. Waits for whoever is writing; calls `committing` when all that is left is SQLite's."""
         check_frame(frame, expected)
         with self._lock:
-            return self._append(frame, expected)
+            return self._append(frame, expected, committing)
+
+    @property
+    def is_busy(self) -> bool:
+        """Somebody appends, copies the WAL or trims."""
+        return self._lock.locked()
 
     @property
     def is_quick(self) -> bool:
-        return self._append_ns_usual <= INLINE_NS_MAX and not self._lock.locked()
+        return self._append_ns_usual <= INLINE_NS_MAX and not self.is_busy
 
     def append_if_free(self, frame: Frame, expected: Position) -> Position | None:
         """The same, or None at once when a checkpoint or a trim is running: the event loop must not wait for it."""
@@ -125,12 +130,14 @@ class Writer:
         finally:
             self._lock.release()
 
-    def _append(self, frame: Frame, expected: Position) -> Position:
+    def _append(self, frame: Frame, expected: Position, committing: Callable[[], None] | None = None) -> Position:
         self._check_usable()
         started = time.perf_counter_ns()
         position = Position(frame.last, chain_of(expected.chain, frame.data))
         hashed = time.perf_counter_ns()
         hit("log.append.begin")
+        if committing is not None:
+            committing()
         if self._guarded(lambda: self._commit(frame, expected, position)):
             self._frames += 1
             self._events += frame.count
