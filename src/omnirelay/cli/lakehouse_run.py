@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.console import RenderableType
 
+    from omnirelay.errors import OmniRelayError
     from omnirelay.lakehouse.formats import TableStore
     from omnirelay.lakehouse.pipeline import Pipeline, Summary
 
@@ -70,6 +71,7 @@ def run(
 
     Ends with 6 when a segment was refused; the tables hold everything before it, and all of the other shards. With
     --continuous an interruption or a SIGTERM ends it behind the table that is being changed; a second one at once.
+    Another pipeline that is quicker, or a store that does not answer, does not end it then: it says so and tries again.
     """
     if continuous:
         summary = _continuously(source, warehouse, kind, master, every, output)
@@ -77,21 +79,29 @@ def run(
         with _pipeline(source, warehouse, kind, master) as pipeline:
             summary = pipeline.run()
         _print(summary, output)
-    if summary.refused:
+    if summary is not None and summary.refused:
         raise typer.Exit(DAMAGED)
 
 
-def _continuously(source: str, warehouse: str, kind: Kind, master: str, every: float, output: Format) -> Summary:
-    """Run until asked to stop; what the last run found."""
+def _continuously(source: str, warehouse: str, kind: Kind, master: str, every: float, output: Format) -> Summary | None:
+    """Run until asked to stop; what the last run found, None when no run came to its end."""
     asked = threading.Event()
+    printed = False
+
+    def seen(summary: Summary) -> None:
+        nonlocal printed
+        if not printed or summary.changed or summary.newly_refused:
+            _print(summary, output)
+        printed = True
+
+    def hindered(error: OmniRelayError, wait_s: float) -> None:
+        note(f"{error.message} ({error.code}); again in {short(wait_s)}")
+
     # In this order: Spark puts in a handler of its own when it starts.
     with _pipeline(source, warehouse, kind, master, stopping=asked.is_set) as pipeline, set_when_interrupted(asked):
-        summary = pipeline.run()
-        _print(summary, output)
-        while not asked.wait(every):
-            summary = pipeline.run()
-            if summary.changed or summary.newly_refused:
-                _print(summary, output)
+        from omnirelay.lakehouse.continuous import run_until_asked
+
+        summary = run_until_asked(pipeline.run, asked, every, seen=seen, hindered=hindered)
         note("stopped")
     return summary
 
