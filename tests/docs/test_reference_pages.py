@@ -48,6 +48,7 @@ def test_the_reference_lists_every_code_that_the_package_raises() -> None:
         "error.log.schema_too_old",
         "error.log.snapshot_failed",
         "error.log.unknown_event",
+        "error.lakehouse.keeps_too_little",
         "error.lakehouse.overtaken",
         "error.lakehouse.progress",
         "error.lakehouse.spark_unusable",

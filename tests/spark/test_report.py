@@ -12,10 +12,11 @@ import pytest
 
 from omnirelay.errors import InvalidArgument
 from omnirelay.lakehouse import report_data
+from omnirelay.lakehouse.errors import TablesMissing
 from omnirelay.lakehouse.formats import TableStore, open_tables
 from omnirelay.lakehouse.pipeline import Pipeline
 from omnirelay.lakehouse.progress import End
-from omnirelay.lakehouse.report import NEEDED, TablesMissing, Wanted, make_report
+from omnirelay.lakehouse.report import NEEDED, Wanted, make_report
 from omnirelay.lakehouse.report_data import Report
 from omnirelay.lakehouse.report_page import render
 from omnirelay.lakehouse.tables import (

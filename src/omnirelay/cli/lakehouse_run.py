@@ -136,11 +136,12 @@ _OPTIMIZE = """
 
 def optimize(warehouse: Warehouse, kind: TableFormat = Kind.DELTA, master: Master = "local[*]") -> None:
     """Make few large files of many small ones. No row changes."""
-    from omnirelay.lakehouse.tables import TABLES
+    from omnirelay.lakehouse import upkeep
 
+    upkeep.check_warehouse(warehouse)
     with opened_tables(warehouse, kind, master) as tables:
-        tables.optimize(TABLES)
-    note("optimized")
+        done = upkeep.optimize(tables)
+    note(f"{len(done)} tables optimized")
 
 
 _VACUUM = """
@@ -154,15 +155,23 @@ def vacuum(
     keep_hours: Annotated[
         float, typer.Option("--keep-hours", help="Keep what was current that long ago.", metavar="HOURS", min=0)
     ] = 168.0,
+    force: Annotated[
+        bool, typer.Option("--force", help="Keep less than 24 hours. Nobody may write or read the tables meanwhile.")
+    ] = False,
     kind: TableFormat = Kind.DELTA,
     master: Master = "local[*]",
 ) -> None:
-    """Remove files that the tables no longer need. Older versions of them cannot be read afterwards."""
-    from omnirelay.lakehouse.tables import TABLES
+    """Remove files that the tables no longer need. Older versions of them cannot be read afterwards.
 
+    Less than 24 hours is refused without --force: files that a run is about to commit would be removed, too.
+    """
+    from omnirelay.lakehouse import upkeep
+
+    upkeep.check_keep_hours(keep_hours, force=force)
+    upkeep.check_warehouse(warehouse)
     with opened_tables(warehouse, kind, master) as tables:
-        tables.vacuum(TABLES, keep_hours)
-    note("vacuumed")
+        done = upkeep.vacuum(tables, keep_hours, force=force)
+    note(f"{len(done)} tables vacuumed")
 
 
 # -- set-up ----------------------------------------------------------------------------------------

@@ -15,6 +15,12 @@ class SparkUnusable(FailedPrecondition):
     default_code = "error.lakehouse.spark_unusable"
 
 
+class TablesMissing(FailedPrecondition):
+    """Something is to be done with tables, and there are none."""
+
+    default_code = "error.lakehouse.tables_missing"
+
+
 def needs_extra(error: ImportError) -> SparkUnusable:
     """The error for a library that is not installed."""
     return SparkUnusable(f"the lakehouse needs a library that is not installed ({error.name or error}): {EXTRA}")

@@ -78,14 +78,19 @@ _MARKS: Final = {"delta": "_delta_log", "parquet": "_commits", "iceberg": "metad
 """What a table of each format has in its directory."""
 
 
+def marked(directory: Path) -> list[str]:
+    """The formats of the tables in a directory; more than one when somebody mixed them."""
+    return [name for name, mark in _MARKS.items() if any(directory.glob(f"*/*/{mark}"))]
+
+
 def open_tables(spark: SparkSession, warehouse: str, kind: str) -> TableStore:
     """The tables of a warehouse in one format.
 
     Raises InvalidArgument for a format there is not, and for a warehouse whose tables have another.
     """
-    for other, mark in _MARKS.items():
+    for other in () if "://" in warehouse else marked(Path(warehouse)):
         # Two formats in one folder would take each other's files for waste.
-        if other != kind and "://" not in warehouse and any(Path(warehouse).glob(f"*/*/{mark}")):
+        if other != kind:
             raise InvalidArgument(
                 f"the tables in {warehouse} are {other}, not {kind}; say --format {other}, or name another directory",
                 field="format",

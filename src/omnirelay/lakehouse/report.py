@@ -16,8 +16,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from omnirelay._version import __version__
-from omnirelay.errors import FailedPrecondition, InvalidArgument
+from omnirelay.errors import InvalidArgument
 from omnirelay.lakehouse import report_data
+from omnirelay.lakehouse.errors import TablesMissing
 from omnirelay.lakehouse.formats import TableStore
 from omnirelay.lakehouse.report_counts import extent, series_and_headline
 from omnirelay.lakehouse.report_data import Report, Shard, clipped, span_of
@@ -39,12 +40,6 @@ from omnirelay.lakehouse.tables import (
 from omnirelay.wire.instants import instant
 
 NEEDED: Final = (LEASES, ITEMS, PEERS, BACKPRESSURE, LINEAGE, SLO, RESOURCE_HEALTH, ANOMALIES)
-
-
-class TablesMissing(FailedPrecondition):
-    """There is nothing to report on yet."""
-
-    default_code = "error.lakehouse.tables_missing"
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
