@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnirelay.core.events import Event, Heartbeat
+from omnirelay.core.events import SCHEMA_VERSION, Event, Heartbeat
 from omnirelay.wire import event_text
 from omnirelay.wire.event_schema import EventType, event_types
-from omnirelay.wire.event_text import texts_of
+from omnirelay.wire.event_text import lines_of, texts_of
 from omnirelay.wire.events import INSTANTS, document_of
 from tests.property.event_strategies import JSON, TEXT, any_stored, of_a_newer_version, stored
 from tests.property.strategies import profile
@@ -104,3 +104,72 @@ def test_the_events_of_a_cycle_go_the_quick_way(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(event_text, "document_of", only_endings)
     assert texts_of(events, **around) == expected
     assert endings == [b'{"timestamp":6}']
+
+
+# -- whole commits ---------------------------------------------------------------------------------
+
+
+def as_lines(events: list[bytes], around: dict[str, Any]) -> bytes:
+    return b"".join(slowly(event, around) + b"\n" for event in events)
+
+
+def at_one_instant(event: dict[str, Any]) -> bytes:
+    return as_the_log_writes({**event, "timestamp": 1_700_000_000_123})
+
+
+@profile(150)
+@given(
+    st.lists(
+        st.sampled_from(event_types()).flatmap(stored).map(at_one_instant)
+        | st.sampled_from([each for each in event_types() if each.name in ("Enqueue", "LeaseGranted", "Completed")])
+        .flatmap(stored)
+        .map(at_one_instant),
+        max_size=6,
+    ),
+    st.lists(any_stored().map(as_the_log_writes), max_size=1),
+    SURROUNDINGS,
+)
+def test_lines_of_a_commit(events: list[bytes], other: list[bytes], around: dict[str, Any]) -> None:
+    mixed = [*events, *other]
+    assert lines_of(mixed, schema=SCHEMA_VERSION, **around) == as_lines(mixed, around)
+
+
+@profile(100)
+@given(st.lists(of_a_newer_version().map(msgspec.json.encode), min_size=1, max_size=4), SURROUNDINGS)
+def test_lines_of_a_commit_of_a_newer_version(events: list[bytes], around: dict[str, Any]) -> None:
+    assert lines_of(events, schema=SCHEMA_VERSION + 1, **around) == as_lines(events, around)
+
+
+def cycle_of(number: int, deadline: int) -> list[bytes]:
+    token = {"sequenceId": number, "attempt": 1, "leaseId": f"00000000-0000-0000-0000-{number:012d}", "fence": number}
+    when = {"sequenceNumber": number, "timestamp": 1_700_000_000_123}
+    attributes = {"expiresAt": "1", "tenant": "a,b"}
+    payload = {"resourceType": "table", "resourceId": '"expiresAt":1,', "body": "", "attributes": attributes}
+    return [
+        as_the_log_writes({"eventType": "Enqueue", "sequenceId": number, "payload": payload, **when}),
+        as_the_log_writes({"eventType": "LeaseGranted", "ownership": token, "expiresAt": deadline, **when}),
+        as_the_log_writes({"eventType": "Completed", "ownership": token, **when}),
+    ]
+
+
+@pytest.mark.parametrize("deadlines", [1, 2, 8, 9])
+def test_the_commits_of_a_busy_shard_go_the_quick_way(deadlines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    around: dict[str, Any] = {"shard": "jobs", "region": "eu", "pending": 1, "active": 0}
+    events = [data for n in range(20) for data in cycle_of(n + 1, 1_700_000_030_000 + n % deadlines)]
+    expected = as_lines(events, around)
+    one_by_one = []
+
+    def seen(stored: list[bytes], **more: Any) -> list[bytes]:
+        one_by_one.extend(stored)
+        return texts_of(stored, **more)
+
+    monkeypatch.setattr(event_text, "texts_of", seen)
+    assert lines_of(events, schema=SCHEMA_VERSION, **around) == expected
+    assert bool(one_by_one) == (deadlines > 8)
+
+
+def test_a_deadline_of_another_century_is_read_like_any_other() -> None:
+    around: dict[str, Any] = {"shard": "jobs", "region": "eu", "pending": 1, "active": 0}
+    for deadline in (9, 4_000_000_000_000, 1 << 62):
+        events = cycle_of(1, deadline)
+        assert lines_of(events, schema=SCHEMA_VERSION, **around) == as_lines(events, around)

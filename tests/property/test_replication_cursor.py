@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import LogDamaged
 from omnirelay.log import MemoryLog
+from omnirelay.log.base import Frame
 from omnirelay.replication import cursor
 from omnirelay.replication.backlog import STRETCHES_MAX, Backlog
 from omnirelay.replication.cursor import SLICE_EVENTS, LogCursor
@@ -43,8 +44,25 @@ def _expected(log: list[ReplicatedEvent], after: int, events_max: int, bytes_max
     return found
 
 
+def _expected_commits(log: list[ReplicatedEvent], after: int, events_max: int, bytes_max: int) -> list[ReplicatedEvent]:
+    """The rest of one frame; then those frames that fit as a whole, the first one counted whole, too."""
+    frames = list({id(event.frame): event.frame for event in log if event.sequence > after}.values())
+    taken: list[Frame] = []
+    for frame in frames:
+        assert frame is not None
+        together = [*taken, frame]
+        fits = sum(each.count for each in together) <= events_max
+        if taken and not (fits and sum(len(each.data) for each in together) <= bytes_max):
+            break
+        taken.append(frame)
+    return [event for event in log if event.sequence > after and any(event.frame is frame for frame in taken)]
+
+
 reads = st.tuples(
-    st.one_of(st.none(), st.integers(0, 60)), st.integers(1, 12), st.sampled_from([1, 400, 2_000, 1 << 20])
+    st.one_of(st.none(), st.integers(0, 60)),
+    st.integers(1, 12),
+    st.sampled_from([1, 400, 2_000, 1 << 20]),
+    st.booleans(),
 )
 
 
@@ -57,7 +75,7 @@ reads = st.tuples(
     st.sampled_from([1, 1_000, 1 << 20]),
 )
 def test_a_cursor_reads_what_is_there_wherever_it_is_put(
-    frames: list[int], script: list[tuple[int | None, int, int]], ahead: bool, slice_events: int, fetch_bytes: int
+    frames: list[int], script: list[tuple[int | None, int, int, bool]], ahead: bool, slice_events: int, fetch_bytes: int
 ) -> None:
     async def run() -> None:
         async with await Shard.open(MemoryLog("jobs"), clock=FakeClock()) as shard:
@@ -65,13 +83,17 @@ def test_a_cursor_reads_what_is_there_wherever_it_is_put(
                 await shard.enqueue(items(count))
             log = await _log_of(shard)
             reader, after = LogCursor(shard, "here"), 0
-            for jump, events_max, bytes_max in script:
+            for jump, events_max, bytes_max, whole in script:
                 after = after if jump is None else min(jump, shard.last_sequence)
-                found = await reader.read(after, events_max, bytes_max)
-                assert found == _expected(log, after, events_max, bytes_max)
+                if whole:
+                    found = list(await reader.read_commits(after, events_max, bytes_max))
+                    assert found == _expected_commits(log, after, events_max, bytes_max)
+                else:
+                    found = await reader.read(after, events_max, bytes_max)
+                    assert found == _expected(log, after, events_max, bytes_max)
                 after = found[-1].sequence if found else after
                 if ahead:
-                    await reader.read_ahead(events_max, bytes_max)
+                    await (reader.read_commits_ahead if whole else reader.read_ahead)(events_max, bytes_max)
             await shard.enqueue(items(2))
             rest = await reader.read(shard.last_sequence - 2, 10, 1 << 20)
             assert [event.sequence for event in rest] == [shard.last_sequence - 1, shard.last_sequence]
@@ -131,6 +153,11 @@ async def test_damage_is_told_when_everything_before_it_was_handed_out() -> None
         assert [event.sequence for event in found] == list(range(1, spoilt.first))
         with pytest.raises(LogDamaged, match=f"frame {spoilt.first}"):
             await reader.read(spoilt.first - 1, 100, 1 << 20)
+        commits = await reader.read_commits(0, 100, 1 << 20)
+        assert [event.sequence for event in commits] == list(range(1, spoilt.first))
+        await reader.read_commits_ahead(100, 1 << 20)
+        with pytest.raises(LogDamaged, match=f"frame {spoilt.first}"):
+            await reader.read_commits(spoilt.first - 1, 100, 1 << 20)
 
 
 # -- the backlog -----------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def test_the_snippet_of_the_page_loads(config: Config) -> None:
     assert (reporting.follows("orders"), reporting.follows("invoices")) == (True, False)
     assert (catalog.headers, catalog.follow.timeout_ms) == ({"X-Team": "data-platform"}, 10_000)
     assert (audit.follow.required, audit.follow.on_refusal) == (True, "block")
-    assert archive.follow == FollowSettings(batch_events=5_000)
+    assert archive.follow == FollowSettings(batch_events=20_000)
 
 
 def test_the_page_lists_every_key_with_its_default() -> None:

@@ -14,8 +14,8 @@ GC_YOUNG_MAX = 50_000
 """A frame makes thousands of short-lived objects and no cycles; looking for some every 700 objects finds nothing."""
 
 KEPT_BYTES_MAX = 64 * 1024 * 1024
-"""Freed memory that the C library keeps. A frame is a piece of megabytes; given back to the kernel each time, it would come
-back page by page and zeroed, which costs a twentieth of the frame."""
+"""Freed memory that the C library keeps. A frame is a piece of megabytes; given back to the kernel each time, it would
+come back page by page and zeroed, which costs a twentieth of the frame."""
 
 PIECE_BYTES_MAX = 32 * 1024 * 1024
 """Larger pieces of memory go back when they are freed, whatever is kept."""

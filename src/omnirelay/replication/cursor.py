@@ -16,6 +16,7 @@ import msgspec
 
 from omnirelay.errors import OmniRelayError
 from omnirelay.log.base import Frame
+from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import FrameEvents, ReplicatedEvent
 from omnirelay.replication.sources import LogSource
 
@@ -96,6 +97,42 @@ class LogCursor:
         except OmniRelayError:
             return
 
+    async def read_commits(self, after: int, events_max: int, bytes_max: int) -> Commits:
+        """The commits behind `after`: at least one, and more while they fit; none when there is none.
+
+        Raises as `read` does.
+        """
+        if after != self._at or self._slices or self._opened is not None:
+            self._forget(after)
+        self._at = _NOWHERE
+        frames: list[Frame] = []
+        events = size = 0
+        while events < events_max and size < bytes_max:
+            try:
+                if not self._frames and not await self._fetch():
+                    break
+            except OmniRelayError:
+                if not frames:
+                    raise
+                break
+            events += self._frames[0].count
+            size += len(self._frames[0].data)
+            if frames and (events > events_max or size > bytes_max):
+                break
+            frames.append(self._frames.popleft())
+            self._decoded = frames[-1].last
+        self._at = frames[-1].last if frames else after
+        return Commits(frames, self._region, after)
+
+    async def read_commits_ahead(self, events_max: int, bytes_max: int) -> None:
+        """Fetch what `read_commits` will be asked for next; see `read_ahead`."""
+        try:
+            while sum(len(frame.data) for frame in self._frames) < bytes_max:
+                if sum(frame.count for frame in self._frames) >= events_max or not await self._fetch():
+                    break
+        except OmniRelayError:
+            return
+
     def _forget(self, after: int) -> None:
         self._frames.clear()
         self._slices.clear()
@@ -138,12 +175,14 @@ class LogCursor:
                 return True
 
     async def _fetch(self) -> bool:
-        last = self._shard.last_sequence
-        if last <= self._decoded:
+        """Fetch more frames behind those that are held; false at the end of the log."""
+        last, held = self._shard.last_sequence, len(self._frames)
+        known = self._frames[-1].last if held else self._decoded
+        if last <= known:
             return False
         size = 0
         # Closed here and now: left to the collector it would keep the log's reader for a while.
-        reading = cast(AsyncGenerator[Frame, None], self._shard.log.read(self._decoded + 1, last))
+        reading = cast(AsyncGenerator[Frame, None], self._shard.log.read(known + 1, last))
         try:
             async with aclosing(reading) as frames:
                 async for frame in frames:
@@ -152,6 +191,6 @@ class LogCursor:
                     if size >= FETCH_BYTES:
                         break
         except OmniRelayError:
-            if not self._frames:
+            if len(self._frames) == held:
                 raise
-        return bool(self._frames)
+        return len(self._frames) > held

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from omnirelay.replication.checkpoints import Checkpoints
+from omnirelay.replication.commits import Commits
 from omnirelay.replication.cursor import LogCursor
+from omnirelay.replication.done import Done
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.settings import FollowSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkRefused
@@ -46,8 +48,15 @@ class Delivery:
     async def load(self) -> None:
         self.parked = await self._checkpoints.parked_count(self._name, self._shard.log.shard)
 
-    async def next_batch(self, after: int, linger: Callable[[float], Awaitable[None]]) -> list[ReplicatedEvent]:
+    @property
+    def _takes_commits(self) -> bool:
+        # Sinks that others write need not know of it.
+        return getattr(self._sink, "takes_commits", False)
+
+    async def next_batch(self, after: int, linger: Callable[[float], Awaitable[None]]) -> Sequence[ReplicatedEvent]:
         """What to deliver next; `linger` waits so many seconds for company."""
+        if self._takes_commits and not self._refusals:
+            return await self._next_commits(after, linger)
         most, size = self._settings.batch_events, self._settings.batch_bytes
         batch = await self._cursor.read(after, most, size)
         if batch and len(batch) < most and self._settings.linger_ms:
@@ -58,12 +67,22 @@ class Delivery:
                     batch += await self._cursor.read(batch[-1].sequence, most - len(batch), room)
         return self._up_to_refused(batch)
 
-    async def deliver(self, batch: list[ReplicatedEvent]) -> list[ReplicatedEvent]:
+    async def _next_commits(self, after: int, linger: Callable[[float], Awaitable[None]]) -> Commits:
+        most, size = self._settings.batch_events, self._settings.batch_bytes
+        batch = await self._cursor.read_commits(after, most, size)
+        if batch and len(batch) < most and batch.size < size and self._settings.linger_ms:
+            await linger(self._settings.linger_ms / 1000)
+            if self._shard.last_sequence > batch.last:
+                more = await self._cursor.read_commits(batch.last, most - len(batch), size - batch.size)
+                batch = batch.followed_by(more)
+        return batch
+
+    async def deliver(self, batch: Sequence[ReplicatedEvent]) -> Done:
         """What is done with afterwards: the batch, or what is before an event that was parked, and that one.
 
         Raises what the sink raises, SinkRefused too while the event has to wait.
         """
-        ahead = asyncio.create_task(self._cursor.read_ahead(self._settings.batch_events, self._settings.batch_bytes))
+        ahead = asyncio.create_task(self._read_ahead())
         try:
             await self.within_time(self._sink.apply(batch))
         except asyncio.CancelledError:
@@ -73,7 +92,15 @@ class Delivery:
             batch = await self._refused(batch, error)
         finally:
             await asyncio.wait((ahead,))  # Nothing else may read meanwhile.
-        return batch
+        # In a thread when commits have to be looked into: many events take a while.
+        return await asyncio.to_thread(Done.of, batch) if isinstance(batch, Commits) else Done.of(batch)
+
+    async def _read_ahead(self) -> None:
+        most, size = self._settings.batch_events, self._settings.batch_bytes
+        if self._takes_commits and not self._refusals:
+            await self._cursor.read_commits_ahead(most, size)
+        else:
+            await self._cursor.read_ahead(most, size)
 
     def confirm(self, last: int) -> None:
         """Everything up to `last` is done with."""
@@ -90,14 +117,14 @@ class Delivery:
                 raise
             raise TimeoutError(f"no answer within {self._settings.timeout_ms / 1000:g} s") from None
 
-    async def _refused(self, batch: list[ReplicatedEvent], error: SinkRefused) -> list[ReplicatedEvent]:
+    async def _refused(self, batch: Sequence[ReplicatedEvent], error: SinkRefused) -> list[ReplicatedEvent]:
         """Park the bad one when it was refused often enough; what is done with then. Raises when it has to wait."""
         self._refusals[error.sequence] += 1
         index = next((at for at, event in enumerate(batch) if event.sequence == error.sequence), None)
         blocks = self._sink.rebuilds_state or self._settings.on_refusal == "block"
         if index is None or blocks or self._refusals[error.sequence] < self._settings.refusals_max:
             raise error
-        before, bad = batch[:index], batch[index]
+        before, bad = list(batch[:index]), batch[index]
         if before:
             await self.within_time(self._sink.apply(before))
         await self._checkpoints.park(self._name, bad, error.message)

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from omnirelay.log.files import make_directories, sync_directory
+from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent, json_of
 from omnirelay.replication.settings import ROTATE_BYTES
 from omnirelay.replication.sinks import SinkUnusable
@@ -65,6 +66,10 @@ class FileSink:
         self._size = 0
         self._last = 0
 
+    @property
+    def takes_commits(self) -> bool:
+        return self._line_of is whole_event
+
     async def open(self, shard: str) -> int | None:
         return await self._thread.run(lambda: self._open(shard))
 
@@ -117,6 +122,9 @@ class FileSink:
 
     def _apply(self, events: Sequence[ReplicatedEvent]) -> None:
         # What is new is found out here and not before the thread: an earlier call that took too long may have written.
+        if isinstance(events, Commits) and self.takes_commits:
+            self._apply_commits(events.behind(self._last))
+            return
         new = [event for event in events if event.sequence > self._last]
         if not new:
             return
@@ -124,6 +132,11 @@ class FileSink:
         if lines:
             self._append(b"".join([line + b"\n" for _, line in lines]), lines[0][0].sequence)
         self._last = new[-1].sequence
+
+    def _apply_commits(self, new: Commits) -> None:
+        if new:
+            self._append(new.lines(), new.first)
+            self._last = new.last
 
     def _append(self, data: bytes, first: int) -> None:
         file = self._roll(first) if self._file is None or self._size >= self._rotate_bytes else self._file

@@ -285,5 +285,5 @@ class Follower:
             if resets == self._standing.resets:
                 await self._standing.confirm(done, resets)
                 self._look_at_limits()
-                self._delivery.confirm(done[-1].sequence)
+                self._delivery.confirm(done.last)
                 self._delivered.take(done, self._shard.now_ms(), asyncio.get_running_loop().time())

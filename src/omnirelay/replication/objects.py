@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from omnirelay.log.base import Frame
+from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.extras import extra
 from omnirelay.replication.settings import SEGMENT_BYTES
@@ -49,6 +50,7 @@ class SegmentSink:
 
     # No event can be left out, the chain sees to that; but a log that was trimmed may be followed from its start on.
     rebuilds_state = False
+    takes_commits = True
 
     def __init__(
         self,
@@ -87,9 +89,13 @@ class SegmentSink:
         assert self._keeper is not None
         if not events:
             return
-        self._writer.region = events[0].region
+        if isinstance(events, Commits):
+            region, frames = events.region, list(events.frames)
+        else:
+            region, frames = events[0].region, await in_thread(_frames_of, events)
+        self._writer.region = region
         with _explained():
-            manifest = await self._writer.append(await in_thread(_frames_of, events))
+            manifest = await self._writer.append(frames)
         if manifest is not None:
             self._keeper.look(manifest)
 

@@ -39,6 +39,10 @@ class _MadeWhenOpened:
     def rebuilds_state(self, value: bool) -> None:
         raise AttributeError("a sink says itself whether it rebuilds a state")
 
+    @property
+    def takes_commits(self) -> bool:
+        return getattr(self._made, "takes_commits", False)
+
     async def open(self, shard: str) -> int | None:
         if self._made is None:
             # In a thread: a package may be imported for it.

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from omnirelay.core.events import EVENT_NUMBERS
+from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent, json_of
 from omnirelay.wire.instants import instant
 
@@ -24,18 +25,36 @@ _read_peers = msgspec.json.Decoder(list[_Peer]).decode
 
 def rows_of(events: Sequence[ReplicatedEvent]) -> list[Row]:
     """All at once, because a call for each would cost more."""
+    if isinstance(events, Commits):
+        return _rows_of_commits(events)
     return [
         (event.sequence, number_of(event), instant(event.timestamp), peer, text.decode())
         for event, peer, text in zip(events, peers_of(events), json_of(events), strict=True)
     ]
 
 
+def _rows_of_commits(commits: Commits) -> list[Row]:
+    texts = commits.lines().decode().split("\n")[:-1]
+    tags = commits.tags
+    peers: list[str | None] = [None] * len(tags)
+    if any(b'"peerId"' in frame.data for frame in commits.frames):
+        peers = _peers_of([text.encode() for text in texts])
+    return [
+        (tag.sequence_number, EVENT_NUMBERS.get(tag.event_type, 0), instant(tag.timestamp), peer, text)
+        for tag, peer, text in zip(tags, peers, texts, strict=True)
+    ]
+
+
 def peers_of(events: Sequence[ReplicatedEvent]) -> list[str | None]:
     """Who did it, as far as the events say."""
+    return _peers_of([event.data for event in events])
+
+
+def _peers_of(stored: Sequence[bytes]) -> list[str | None]:
     # Many name nobody, and need not be read for it.
-    named = [at for at, event in enumerate(events) if b'"peerId"' in event.data]
-    found = _read_peers(b"[%b]" % b",".join([events[at].data for at in named]))
-    peers: list[str | None] = [None] * len(events)
+    named = [at for at, data in enumerate(stored) if b'"peerId"' in data]
+    found = _read_peers(b"[%b]" % b",".join([stored[at] for at in named]))
+    peers: list[str | None] = [None] * len(stored)
     for at, each in zip(named, found, strict=True):
         if isinstance(each.peer_id, str):
             peers[at] = each.peer_id

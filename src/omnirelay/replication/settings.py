@@ -98,8 +98,8 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 FOLLOWED_OTHERWISE: Final[Mapping[str, Mapping[str, Any]]] = {
     # Every delivery is flushed to the disk. With more of them at once a sink that is behind catches up faster.
-    "file": {"batch_events": 5_000},
-    "sqlite": {"batch_events": 5_000},
+    "file": {"batch_events": 20_000},
+    "sqlite": {"batch_events": 20_000},
     # A delivery is a segment: fewer and larger ones, at the price of some seconds.
     "objects": {"batch_events": 50_000, "batch_bytes": 32 * 1024 * 1024, "linger_ms": 5_000, "timeout_ms": 120_000},
 }

@@ -55,6 +55,9 @@ class ReplicationSink(Protocol):
         """Take these in, in order; when it returns they are as safe as the target makes them.
 
         All may have come before. Raises SinkRefused for one that can never be taken; then none counts as taken.
+
+        A sink that has an attribute `takes_commits` which is true gets whole commits wherever possible, as `Commits`,
+        of which events are made only when it asks for them: for targets so quick that this would be most of the work.
         """
         ...
 

@@ -7,13 +7,13 @@ log that was trimmed may force it on. A reset goes before everything that was un
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from omnirelay.errors import InvalidArgument, LogTrimmed
 from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.cursor import LogCursor
 from omnirelay.replication.distance import Distance
-from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.done import Done
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
 from omnirelay.replication.sources import LogSource
 
@@ -79,13 +79,12 @@ class Standing:
             )
         return reset or self.checkpoint != before
 
-    async def confirm(self, batch: Sequence[ReplicatedEvent], resets: int) -> None:
+    async def confirm(self, done: Done, resets: int) -> None:
         """The target has these; `resets` as it was when they were read."""
-        last = batch[-1]
-        await self._checkpoints.save(self._name, self._shard_name, last.sequence, self._shard.now_ms())
+        await self._checkpoints.save(self._name, self._shard_name, done.last, self._shard.now_ms())
         if resets == self.resets:  # One that came meanwhile is saved behind this one.
-            self.checkpoint = last.sequence
-            self.distance.take(len(batch), last.timestamp)
+            self.checkpoint = done.last
+            self.distance.take(done.count, done.last_ms)
 
     # -- operators -----------------------------------------------------------------------------
 

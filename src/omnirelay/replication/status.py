@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
-from operator import attrgetter
 from typing import Final, Literal
 
 import msgspec
 
-from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.done import Done
 from omnirelay.telemetry.catalogue import REPLICATION_LAG
 from omnirelay.telemetry.meters import Histogram
 
 SinkState = Literal["starting", "running", "retrying", "stalled", "failed", "paused"]
 
 _WINDOW_S: Final = 60.0
-_TYPE = attrgetter("event_type")
 
 
 class FollowStatus(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
@@ -73,10 +70,10 @@ class Delivered:
         self.lag = Histogram(REPLICATION_LAG.buckets)
         self._rate = DeliveryRate(now)
 
-    def take(self, batch: Sequence[ReplicatedEvent], now_ms: int, now: float) -> None:
-        self.events.update(map(_TYPE, batch))
-        self._rate.take(now, len(batch))
-        self.lag.observe(max(0, now_ms - batch[0].timestamp) / 1000)
+    def take(self, done: Done, now_ms: int, now: float) -> None:
+        self.events.update(done.types)
+        self._rate.take(now, done.count)
+        self.lag.observe(max(0, now_ms - done.first_ms) / 1000)
 
     def per_second(self, now: float) -> float:
         return self._rate.per_second(now)

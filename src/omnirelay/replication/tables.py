@@ -26,6 +26,7 @@ class SqliteSink:
     """One file per shard: `{directory}/{shard}.db`. The table itself says how far it reaches."""
 
     rebuilds_state = False
+    takes_commits = True
 
     def __init__(self, directory: Path, *, table: str = TABLE) -> None:
         if not is_table_name(table):

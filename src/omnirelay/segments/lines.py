@@ -15,7 +15,7 @@ import pyarrow as pa
 from omnirelay.errors import LogDamaged
 from omnirelay.log.base import Frame
 from omnirelay.log.frame import decode_header
-from omnirelay.wire.event_text import texts_of
+from omnirelay.wire.event_text import lines_of
 
 _CODEC: Final = "zstd"
 _encode = msgspec.json.Encoder().encode
@@ -36,18 +36,24 @@ def encode_lines(frames: Sequence[Frame], region: str | None) -> bytes:
     out = pa.BufferOutputStream()
     with pa.CompressedOutputStream(out, _CODEC) as stream:
         for frame in frames:
-            stream.write(b"".join(lines_of_frame(frame, region)))
+            stream.write(lines_of_frame(frame, region))
     return out.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
-def lines_of_frame(frame: Frame, region: str | None) -> list[bytes]:
+def lines_of_frame(frame: Frame, region: str | None) -> bytes:
     """One line per event, each with its line feed."""
     header = decode_header(frame.data)
-    stored = [bytes(raw) for raw in header.events]
-    texts = texts_of(stored, shard=header.shard, region=region, pending=header.pending, active=header.active)
+    lines = lines_of(
+        header.events,
+        schema=header.schema,
+        shard=header.shard,
+        region=region,
+        pending=header.pending,
+        active=header.active,
+    )
     more = _encode({"frame": frame.data.decode(), "chain": frame.chain.hex()})
-    texts[0] = b"%b,%b" % (texts[0][:-1], more[1:])
-    return [text + b"\n" for text in texts]
+    first = lines.index(b"\n")
+    return b"%b,%b%b" % (lines[: first - 1], more[1:], lines[first:])
 
 
 def merge_lines(objects: Sequence[bytes]) -> bytes:

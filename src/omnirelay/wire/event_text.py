@@ -7,6 +7,7 @@ event stands last. One with a name that is not ours goes the slow way, `document
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from types import NoneType
@@ -14,7 +15,7 @@ from typing import Any, Final, Union, get_args
 
 import msgspec
 
-from omnirelay.core.events import Event
+from omnirelay.core.events import SCHEMA_VERSION, Event
 from omnirelay.wire.events import INSTANTS, document_of
 from omnirelay.wire.instants import instant
 
@@ -23,6 +24,64 @@ _LOOKED_AT: Final = ("metadata", "principal", "schemaVersion")
 _TOGETHER: Final = 500
 """Read in one step, which holds the interpreter lock for less than a millisecond."""
 _encode = msgspec.json.Encoder().encode
+
+_UNUSUAL: Final = re.compile(
+    rb',"(?:metadata|schemaVersion|principal|progress|items|notBefore|enqueuedAt|until|downFrom|expiresAt":[^1"])'
+)
+"""Names that make more of an event than its end and its deadline read otherwise, or that hold what others wrote."""
+_DEADLINE: Final = b'"expiresAt":1'
+_DEADLINES_MAX: Final = 8
+"""Leases of one call have one deadline, and a commit has few calls."""
+
+
+def lines_of(
+    stored: Sequence[bytes | msgspec.Raw],
+    *,
+    schema: int,
+    shard: str,
+    region: str | None,
+    pending: int | None,
+    active: int | None,
+) -> bytes:
+    """The texts of events of one commit, each with a line feed behind it; `schema` is the commit's.
+
+    Most commits are of one instant, and their lines are made without looking at single events: what all of them end
+    with is replaced in one go, and so is every deadline.
+    """
+    lines = None
+    if stored and schema <= SCHEMA_VERSION:  # Then all names are ours, and mean what they mean here.
+        lines = _lines_of(b"\n".join([*stored, b""]), len(stored), shard, region, pending, active)
+    if lines is None:
+        events = [bytes(each) for each in stored]
+        texts = texts_of(events, shard=shard, region=region, pending=pending, active=active)
+        lines = b"\n".join([*texts, b""]) if texts else b""
+    return lines
+
+
+def _lines_of(
+    text: bytes, count: int, shard: str, region: str | None, pending: int | None, active: int | None
+) -> bytes | None:
+    """None when it takes more than replacing."""
+    # A line feed cannot stand inside of JSON that has no white space, so every line is one event.
+    if text.count(b"\n") != count or _UNUSUAL.search(text):
+        return None
+    digits = text[text.rfind(b":") + 1 : -2]
+    if not digits.isdigit():
+        return None
+    stands, reads = _endings(int(digits), shard, region, pending, active)
+    if text.count(stands + b"\n") != count:
+        return None
+    text = text.replace(stands + b"\n", reads + b"\n")
+    for _ in range(_DEADLINES_MAX + 1):
+        at = text.find(_DEADLINE)
+        if at < 0:
+            return text
+        member = text[at : text.find(b",", at) + 1]
+        replacement = _member("expiresAt", int(digits)) if (digits := member[12:-1]).isdigit() else None
+        if replacement is None or replacement[0] != member:
+            return None
+        text = text.replace(*replacement)
+    return None
 
 
 def texts_of(

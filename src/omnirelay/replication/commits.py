@@ -1,0 +1,133 @@
+"""`Commits`: a delivery of whole commits, for sinks that need not take them apart.
+
+Making an object of every event costs more than all that a sink of files or segments does with it. So the events are
+made only for who asks for them; whoever works on text or on frames gets those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import overload
+
+import msgspec
+
+from omnirelay.log.base import Frame
+from omnirelay.log.frame import decode_header
+from omnirelay.replication.events import ReplicatedEvent, events_of_frame
+from omnirelay.wire.event_text import lines_of
+
+
+class Tag(msgspec.Struct, rename="camel", gc=False):
+    """What every event says of itself."""
+
+    event_type: str
+    sequence_number: int
+    timestamp: int
+
+
+class _Tags(msgspec.Struct, gc=False):
+    events: list[Tag]
+
+
+_read_tags = msgspec.json.Decoder(_Tags).decode
+
+
+class Commits(Sequence[ReplicatedEvent]):
+    """Consecutive frames of one log, without the events up to `after`, which only the first of them may have.
+
+    What is found out about them is kept. All of it takes long for many events: call it in a thread.
+    """
+
+    def __init__(self, frames: Sequence[Frame], region: str, after: int) -> None:
+        self.frames = tuple(frame for frame in frames if frame.last > after)
+        self.region = region
+        self.after = after
+        self._skipped = self._count_skipped()
+
+    def _count_skipped(self) -> int:
+        if not self.frames or self.frames[0].first > self.after:
+            return 0
+        first = self.frames[0]
+        if _is_contiguous(first):
+            return self.after - first.first + 1
+        return sum(tag.sequence_number <= self.after for tag in _read_tags(first.data).events)
+
+    def behind(self, sequence: int) -> Commits:
+        """What comes after that event."""
+        return self if sequence <= self.after else Commits(self.frames, self.region, sequence)
+
+    def followed_by(self, later: Commits) -> Commits:
+        return Commits((*self.frames, *later.frames), self.region, self.after)
+
+    @property
+    def first(self) -> int:
+        """The number of the first event."""
+        frame = self.frames[0]
+        if not self._skipped or _is_contiguous(frame):
+            return frame.first + self._skipped
+        return self.tags[0].sequence_number
+
+    @property
+    def last(self) -> int:
+        return self.frames[-1].last
+
+    @property
+    def size(self) -> int:
+        """Bytes of the log."""
+        return sum(len(frame.data) for frame in self.frames)
+
+    # -- without events --------------------------------------------------------------------------
+
+    @cached_property
+    def tags(self) -> list[Tag]:
+        return [tag for frame in self.frames for tag in _read_tags(frame.data).events][self._skipped :]
+
+    def lines(self) -> bytes:
+        """The documents as JSON, one line each with a line feed behind it."""
+        parts = []
+        skipped = self._skipped
+        for frame in self.frames:
+            header = decode_header(frame.data)
+            stored = header.events[skipped:] if skipped else header.events
+            skipped = 0
+            parts.append(
+                lines_of(
+                    stored,
+                    schema=header.schema,
+                    shard=header.shard,
+                    region=self.region,
+                    pending=header.pending,
+                    active=header.active,
+                )
+            )
+        return b"".join(parts)
+
+    # -- as events -------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return sum(frame.count for frame in self.frames) - self._skipped
+
+    @overload
+    def __getitem__(self, index: int) -> ReplicatedEvent: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ReplicatedEvent]: ...
+    def __getitem__(self, index: int | slice) -> ReplicatedEvent | list[ReplicatedEvent]:
+        return self._events[index]
+
+    def __iter__(self) -> Iterator[ReplicatedEvent]:
+        return iter(self._events)
+
+    @cached_property
+    def _events(self) -> list[ReplicatedEvent]:
+        events: list[ReplicatedEvent] = []
+        after = self.after
+        for frame in self.frames:
+            events += events_of_frame(frame, self.region, after)
+            after = frame.last
+        return events
+
+
+def _is_contiguous(frame: Frame) -> bool:
+    """Numbers jump within a frame only where a generation starts."""
+    return frame.count == frame.last - frame.first + 1

@@ -1,0 +1,87 @@
+"""`Commits` are the events of their frames, whoever looks at them and from wherever on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnirelay.core.events import Event
+from omnirelay.log.base import Frame
+from omnirelay.log.frame import chain_of, encode_frame, genesis_chain
+from omnirelay.replication.commits import Commits
+from omnirelay.replication.done import Done
+from omnirelay.replication.events import ReplicatedEvent, events_of_frame, json_of
+from omnirelay.replication.rows import rows_of
+from tests.property.event_strategies import any_stored
+from tests.property.strategies import profile
+
+JUMP = 1 << 32
+
+
+@st.composite
+def some_frames(draw: st.DrawFn) -> list[Frame]:
+    """Frames that continue each other, some with the jump of a generation inside."""
+    frames: list[Frame] = []
+    sequence, chain = draw(st.integers(0, 5)), genesis_chain("jobs", "log")
+    for at in range(draw(st.integers(1, 4))):
+        time_ms = 1_700_000_000_000 + at
+        events = []
+        for stored in draw(st.lists(any_stored(), min_size=1, max_size=5)):
+            jumps = draw(st.integers(0, 9)) == 0
+            sequence += JUMP if jumps else 1
+            event: dict[str, Any] = {**stored, "sequenceNumber": sequence, "timestamp": time_ms}
+            if jumps:
+                event = {
+                    "eventType": "GenerationStarted",
+                    "generation": 2,
+                    "reason": "test",
+                    "nextSequenceId": sequence,
+                    "sequenceNumber": sequence,
+                    "timestamp": time_ms,
+                }
+            events.append(msgspec.json.decode(msgspec.json.encode(event), type=Event))
+        frame = encode_frame("jobs", "log", 1, 1, time_ms, events, (at, 1))
+        chain = chain_of(chain, frame.data)
+        frames.append(msgspec.structs.replace(frame, chain=chain))
+    return frames
+
+
+def one_by_one(frames: list[Frame], after: int) -> list[ReplicatedEvent]:
+    events: list[ReplicatedEvent] = []
+    for frame in frames:
+        events += events_of_frame(frame, "eu", after)
+        after = max(after, frame.last)
+    return events
+
+
+@profile(100)
+@given(some_frames(), st.data())
+def test_commits_are_their_events(frames: list[Frame], data: st.DataObject) -> None:
+    numbers = [event.sequence for event in one_by_one(frames, 0)]
+    after = data.draw(st.sampled_from([0, *numbers[:-1]]))
+    whole = [frame for frame in frames if frame.last > after]
+    commits, events = Commits(whole, "eu", after), one_by_one(whole, after)
+    assert list(commits) == events
+    assert (len(commits), commits.first, commits.last) == (len(events), events[0].sequence, events[-1].sequence)
+    assert commits[-1] == events[-1]
+    assert commits.lines() == b"".join(text + b"\n" for text in json_of(events))
+    assert rows_of(commits) == rows_of(events)
+    assert Done.of(commits) == Done.of(events)
+    assert Done.of(commits).types == Counter(event.event_type for event in events)
+
+    later = data.draw(st.sampled_from(numbers))
+    assert list(commits.behind(later)) == [event for event in events if event.sequence > later]
+
+
+@profile(50)
+@given(some_frames(), st.data())
+def test_commits_can_be_joined(frames: list[Frame], data: st.DataObject) -> None:
+    cut = data.draw(st.integers(1, len(frames)))
+    first = Commits(frames[:cut], "eu", 0)
+    both = first.followed_by(Commits(frames[cut:], "eu", first.last))
+    assert list(both) == list(Commits(frames, "eu", 0))
+    assert both.size == sum(len(frame.data) for frame in frames)
