@@ -7,9 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 from omnirelay.lakehouse.tables import TABLES, reference
+from tests.property.strategies import LONG
+from tests.spark.logs import write_segments as write_to
+from tests.spark.pipeline_process import EVERY
 from tests.spark.workload import recorded, write_segments
+
+if TYPE_CHECKING:
+    from tests.segment_logs import S3Server
 
 DOCS = Path(__file__).parents[2] / "docs" / "lakehouse"
 
@@ -48,6 +57,36 @@ def test_rebuild_asks_first_and_bad_formats_are_refused(tmp_path: Path) -> None:
     wrong = lakehouse("run", *where, "--format", "csv")
     assert wrong.returncode == 2
     assert "csv" in wrong.stderr
+
+
+def options_of(server: S3Server) -> list[str]:
+    return [word for name, value in server.options.items() for word in ("--option", f"{name}={value}")]
+
+
+def test_segments_in_a_bucket_are_looked_for_with_the_options_of_its_store(s3: S3Server, tmp_path: Path) -> None:
+    where = ("--source", s3.address("empty"), "--warehouse", str(tmp_path / "lake"), "--format", "parquet")
+    for words in (("run",), ("rebuild", "--yes")):
+        nameless = lakehouse(*words, *where, "--option", "region")
+        assert nameless.returncode == 2
+        assert "--option wants KEY=VALUE" in nameless.stderr
+    # A store that is asked with the wrong options, or with none, would not be reached at all.
+    nothing = lakehouse("run", *where, "--master", "local[1]", *options_of(s3))
+    assert nothing.returncode == 5, nothing.stderr
+    assert "there are no segments in s3://lake/empty" in nothing.stderr
+
+
+@pytest.mark.skipif(not LONG, reason="every table of two runs: make spark-test")
+@pytest.mark.timeout(900)
+def test_tables_are_made_of_segments_in_a_bucket(s3: S3Server, tmp_path: Path) -> None:
+    log = recorded("jobs", seed=17, steps=40)
+    write_to(s3.address("events"), log.frames, **s3.options)
+    where = ("--source", s3.address("events"), "--warehouse", str(tmp_path / "lake"), "--format", "parquet")
+    for words in (("run",), ("rebuild", "--yes")):
+        done = lakehouse(*words, *where, *options_of(s3), "--master", "local[1]", "-o", "json")
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        assert answer["progress"] == {"jobs": len(log.events)}
+        assert len(answer["steps"]) == len(EVERY)
 
 
 def test_the_page_of_tables_is_what_the_schemas_say() -> None:

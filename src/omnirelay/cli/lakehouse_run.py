@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from omnirelay.cli.commands import command
 from omnirelay.cli.exits import DAMAGED
+from omnirelay.cli.log_places import StoreOptions, read_options
 from omnirelay.cli.options import Format, Output
 from omnirelay.cli.printing import note, print_answer, short, stacked, table
 from omnirelay.cli.stopping import set_when_interrupted
@@ -51,6 +52,7 @@ _RUN = """
     omnirelay lakehouse run --source ./segments --warehouse ./lake
     omnirelay lakehouse run --continuous --every 30 --source ./segments --warehouse ./lake
     omnirelay lakehouse run --source ./segments --warehouse ./lake --format parquet -o json
+    omnirelay lakehouse run --source s3://lake/leases --option region=eu-central-1 --warehouse ./lake
 """
 
 
@@ -63,6 +65,7 @@ def run(
     every: Annotated[
         float, typer.Option("--every", help="With --continuous: seconds between two runs.", metavar="SECONDS", min=0.1)
     ] = 10.0,
+    option: StoreOptions = None,
     kind: TableFormat = Kind.DELTA,
     master: Master = "local[*]",
     output: Output = Format.TABLE,
@@ -73,17 +76,18 @@ def run(
     --continuous an interruption or a SIGTERM ends it behind the table that is being changed; a second one at once.
     Another pipeline that is quicker, or a store that does not answer, does not end it then: it says so and tries again.
     """
+    route = Route(source, read_options(option), warehouse, kind, master)
     if continuous:
-        summary = _continuously(source, warehouse, kind, master, every, output)
+        summary = _continuously(route, every, output)
     else:
-        with _pipeline(source, warehouse, kind, master) as pipeline:
+        with _pipeline(route) as pipeline:
             summary = pipeline.run()
         _print(summary, output)
     if summary is not None and summary.refused:
         raise typer.Exit(DAMAGED)
 
 
-def _continuously(source: str, warehouse: str, kind: Kind, master: str, every: float, output: Format) -> Summary | None:
+def _continuously(route: Route, every: float, output: Format) -> Summary | None:
     """Run until asked to stop; what the last run found, None when no run came to its end."""
     asked = threading.Event()
     printed = False
@@ -98,7 +102,7 @@ def _continuously(source: str, warehouse: str, kind: Kind, master: str, every: f
         note(f"{error.message} ({error.code}); again in {short(wait_s)}")
 
     # In this order: Spark puts in a handler of its own when it starts.
-    with _pipeline(source, warehouse, kind, master, stopping=asked.is_set) as pipeline, set_when_interrupted(asked):
+    with _pipeline(route, stopping=asked.is_set) as pipeline, set_when_interrupted(asked):
         from omnirelay.lakehouse.continuous import run_until_asked
 
         summary = run_until_asked(pipeline.run, asked, every, seen=seen, hindered=hindered)
@@ -108,6 +112,7 @@ def _continuously(source: str, warehouse: str, kind: Kind, master: str, every: f
 
 _REBUILD = """
     omnirelay lakehouse rebuild --source ./segments --warehouse ./lake --yes
+    omnirelay lakehouse rebuild --source s3://lake/leases --option region=eu-central-1 --warehouse ./lake --yes
 """
 
 
@@ -115,6 +120,7 @@ def rebuild(
     source: Source,
     warehouse: Warehouse,
     yes: Annotated[bool, typer.Option("--yes", help="Do it: the tables there are now are removed first.")] = False,
+    option: StoreOptions = None,
     kind: TableFormat = Kind.DELTA,
     master: Master = "local[*]",
     output: Output = Format.TABLE,
@@ -122,7 +128,7 @@ def rebuild(
     """Remove the tables and make them anew from the segments there are. Events that no segment holds are gone then."""
     if not yes:
         raise typer.BadParameter("say --yes: the tables are removed first, and only what segments hold comes back")
-    with _pipeline(source, warehouse, kind, master) as pipeline:
+    with _pipeline(Route(source, read_options(option), warehouse, kind, master)) as pipeline:
         summary = pipeline.rebuild()
     _print(summary, output)
     if summary.refused:
@@ -189,18 +195,35 @@ def _session(kind: Kind, master: str) -> Iterator[SparkSession]:
         spark.stop()
 
 
+class Route(NamedTuple):
+    """From where to where, and by which Spark."""
+
+    source: str
+    options: dict[str, Any]
+    """Of the object store that the source is in."""
+    warehouse: str
+    kind: Kind
+    master: str
+
+
 @contextmanager
-def _pipeline(
-    source: str, warehouse: str, kind: Kind, master: str, *, stopping: Callable[[], bool] | None = None
-) -> Iterator[Pipeline]:
+def _pipeline(route: Route, *, stopping: Callable[[], bool] | None = None) -> Iterator[Pipeline]:
     from omnirelay.lakehouse.errors import needs_extra
 
     try:
         from omnirelay.lakehouse.pipeline import Pipeline
     except ImportError as error:
         raise needs_extra(error) from None
-    with _session(kind, master) as spark:
-        yield Pipeline(spark, source, warehouse, kind, report=_report, stopping=stopping)
+    with _session(route.kind, route.master) as spark:
+        yield Pipeline(
+            spark,
+            route.source,
+            route.warehouse,
+            route.kind,
+            options=route.options,
+            report=_report,
+            stopping=stopping,
+        )
 
 
 @contextmanager
