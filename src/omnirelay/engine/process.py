@@ -13,16 +13,18 @@ ten times that, which is longer than writing a large frame takes."""
 GC_YOUNG_MAX = 50_000
 """A frame makes thousands of short-lived objects and no cycles; looking for some every 700 objects finds nothing."""
 
-KEPT_BYTES_MAX = 64 * 1024 * 1024
+KEPT_BYTES_MAX = 16 * 1024 * 1024
 """Freed memory that the C library keeps. A frame is a piece of megabytes; given back to the kernel each time, it would
-come back page by page and zeroed, which costs a twentieth of the frame."""
+come back page by page and zeroed, which costs a twentieth of the frame. Larger pieces go back as ever."""
 
-PIECE_BYTES_MAX = 32 * 1024 * 1024
-"""Larger pieces of memory go back when they are freed, whatever is kept."""
+ARENAS_MAX = 2
+"""So many places keep it. By default every other thread has one of its own, and a node has dozens of threads."""
 
+# Names of glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 
 
 def tune_process() -> None:
@@ -40,6 +42,7 @@ def _keep_freed_memory() -> None:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, PIECE_BYTES_MAX)
+        mallopt(_M_ARENA_MAX, ARENAS_MAX)
+        mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES_MAX)
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES_MAX)
-        mallopt(_M_TOP_PAD, PIECE_BYTES_MAX // 4)
+        mallopt(_M_TOP_PAD, KEPT_BYTES_MAX // 4)
