@@ -78,13 +78,50 @@ async def test_of_two_backups_to_one_place_one_wins_and_the_other_leaves_nothing
     assert contents(tmp_path / "fetched") == contents(copy)
 
 
+@pytest.mark.usefixtures("small_parts")
 async def test_a_backup_that_fails_on_the_way_is_none(tmp_path: Path) -> None:
     copy = await copied(tmp_path)
     inner = LocalObjectStore(tmp_path / "objects")
-    broken = FailingStore(inner, lambda what, key: "before" if key == backup_key(NAMESPACE) and what == "put" else None)
+    broken = FailingStore(inner, lambda what, key: "before" if key.endswith("000001") and what == "put" else None)
     with pytest.raises(Unavailable):
         await put_backup(broken, copy, ABOUT)
     assert await inner.list("") == []
+    with pytest.raises(NotFound, match="there is no backup of"):
+        await fetch_backup(inner, NAMESPACE, tmp_path / "fetched")
+
+
+async def test_a_backup_whose_last_answer_got_lost_is_one(tmp_path: Path) -> None:
+    copy = await copied(tmp_path)
+    inner = LocalObjectStore(tmp_path / "objects")
+    silent = FailingStore(inner, lambda what, key: "after" if key == backup_key(NAMESPACE) and what == "put" else None)
+    await put_backup(silent, copy, ABOUT)
+    await fetch_backup(inner, NAMESPACE, tmp_path / "fetched")
+    assert contents(tmp_path / "fetched") == contents(copy)
+
+
+async def test_a_backup_that_met_itself_is_one(tmp_path: Path) -> None:
+    copy = await copied(tmp_path)
+
+    class Repeating(LocalObjectStore):
+        """Like a library that repeats what was not answered in time."""
+
+        async def put_if_absent(self, key: str, data: bytes) -> bool:
+            done = await super().put_if_absent(key, data)
+            return done and await super().put_if_absent(key, data) if key == backup_key(NAMESPACE) else done
+
+    store = Repeating(tmp_path / "objects")
+    await put_backup(store, copy, ABOUT)
+    await fetch_backup(store, NAMESPACE, tmp_path / "fetched")
+    assert contents(tmp_path / "fetched") == contents(copy)
+
+
+async def test_parts_stay_while_nobody_knows_whether_they_are_a_backup(tmp_path: Path) -> None:
+    copy = await copied(tmp_path)
+    inner = LocalObjectStore(tmp_path / "objects")
+    broken = FailingStore(inner, lambda what, key: "before" if key == backup_key(NAMESPACE) and what == "put" else None)
+    with pytest.raises(Unavailable, match=r"was written is not known: .* remove what is below jobs/backup-"):
+        await put_backup(broken, copy, ABOUT)
+    assert all("/backup-" in each.key for each in await inner.list(""))
     with pytest.raises(NotFound, match="there is no backup of"):
         await fetch_backup(inner, NAMESPACE, tmp_path / "fetched")
 

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from omnirelay.errors import AlreadyExists, NotFound, OmniRelayError
+from omnirelay.errors import AlreadyExists, NotFound, OmniRelayError, Unavailable
 from omnirelay.log.files import make_directories, sync_directory
 from omnirelay.segments.errors import ObjectMissing, SegmentsDamaged
 from omnirelay.segments.store import ObjectStore
@@ -70,7 +70,8 @@ async def put_backup(
     """Put the files below `directory` as the backup that `about` describes; its `files` are filled in.
 
     Every part is read back. Raises AlreadyExists when there is a backup of this shard already, SegmentsDamaged when a
-    part does not read back, Unavailable; nothing that looks like a backup stays then.
+    part does not read back, Unavailable; nothing stays then, except the parts when the last step, which makes them a
+    backup, was sent and nobody knows what became of it.
     """
     shard = about.shard
     if await find_backup(store, shard) is not None:
@@ -79,6 +80,7 @@ async def put_backup(
     paths = _files_below(directory)
     total = sum(path.stat().st_size for path in paths)
     put: list[Part] = []
+    committing = False
     try:
         files = []
         for path in paths:
@@ -90,14 +92,45 @@ async def put_backup(
                     progress(sum(each.bytes for each in put), total)
             files.append(BackedUpFile(path.relative_to(directory).as_posix(), tuple(parts)))
         manifest = msgspec.structs.replace(about, files=tuple(files))
-        if not await store.put_if_absent(backup_key(shard), msgspec.json.encode(manifest)):
-            raise _taken(store, shard)
-    except BaseException:
-        for each in put:
-            with suppress(OmniRelayError):
-                await store.delete(each.key)
+        committing = True
+        await _commit(store, manifest, prefix)
+    except BaseException as error:
+        if not committing or isinstance(error, AlreadyExists):
+            for each in put:
+                with suppress(OmniRelayError):
+                    await store.delete(each.key)
         raise
     return manifest
+
+
+async def _commit(store: ObjectStore, manifest: BackupManifest, prefix: str) -> None:
+    """Have the parts be a backup. Raises AlreadyExists when another one is there, Unavailable when nobody can tell.
+
+    What the store says is not the last word: the answer may get lost, or a repetition on the way may meet the very
+    object that the first attempt put there. Whose it is can be read, because no other backup has these parts.
+    """
+    key, data = backup_key(manifest.shard), msgspec.json.encode(manifest)
+    failure: OmniRelayError | None = None
+    try:
+        if await store.put_if_absent(key, data):
+            return
+    except OmniRelayError as error:
+        failure = error
+    try:
+        if await store.get(key) == data:
+            return
+    except ObjectMissing:
+        pass  # It may still be on its way.
+    except OmniRelayError as error:
+        failure = failure or error
+    else:
+        raise _taken(store, manifest.shard)
+    reason = "it is gone" if failure is None else failure.message
+    raise Unavailable(
+        f"whether {key} in {store.address} was written is not known: {reason}. If it is there, the backup is whole; if not,"
+        f" remove what is below {prefix} and make another",
+        shard=manifest.shard,
+    ) from failure
 
 
 async def _put_part(store: ObjectStore, shard: str, key: str, data: bytes, put: list[Part]) -> Part:
