@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from omnirelay.core import events as ev
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import OwnershipToken
-from omnirelay.core.snapshot import digest
+from omnirelay.core.snapshot import digest, load
+from omnirelay.core.state import State
+from omnirelay.engine import recovery
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import FailedPrecondition, LogDamaged
 from omnirelay.log import MemoryLog, SqliteLog
@@ -33,6 +38,7 @@ from tests.integration.shards import (
     soon,
     start,
 )
+from tests.patience import PATIENCE_S
 
 GENERATION_JUMP = 1 << 32
 
@@ -252,6 +258,29 @@ async def test_a_restart_replays_only_what_follows_the_snapshot(
     assert replayed(caplog) == (7, record.sequence)
     assert digest(await shard.state_at(sequence)) == served
     await shard.close()
+
+
+async def test_loading_a_snapshot_does_not_hold_the_event_loop_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, clock = Place("sqlite", tmp_path), FakeClock()
+    shard = await place.open(clock)
+    await enqueued(shard)
+    await shard.snapshot()
+    await shard.close()
+    loading, turned = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def load_slowly(header: Any, chunks: Any) -> State:
+        loop.call_soon_threadsafe(loading.set)
+        assert turned.wait(PATIENCE_S), "the event loop stood still"
+        return load(header, chunks)
+
+    monkeypatch.setattr(recovery, "load", load_slowly)
+    opening = start(place.open(clock))
+    await loading.wait()
+    turned.set()
+    await (await opening).close()
 
 
 async def test_a_snapshot_does_not_hold_the_shard_up(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ async def rebuild(log: EventLog, to_sequence: int | None = None, progress: Progr
         if record is not None and record.sequence > to_sequence:
             continue
         try:
-            start = _from_snapshot(log, record)
+            # In a thread: a large one takes seconds, and a node that starts answers probes and other shards meanwhile.
+            start = await asyncio.to_thread(_from_snapshot, log, record)
         except LogDamaged as error:
             damage = error
             continue

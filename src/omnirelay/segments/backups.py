@@ -127,8 +127,8 @@ async def _commit(store: ObjectStore, manifest: BackupManifest, prefix: str) -> 
         raise _taken(store, manifest.shard)
     reason = "it is gone" if failure is None else failure.message
     raise Unavailable(
-        f"whether {key} in {store.address} was written is not known: {reason}. If it is there, the backup is whole; if not,"
-        f" remove what is below {prefix} and make another",
+        f"whether {key} in {store.address} was written is not known: {reason}. If it is there, the backup is whole; if"
+        f" not, remove what is below {prefix} and make another",
         shard=manifest.shard,
     ) from failure
 
