@@ -15,6 +15,7 @@ from omnirelay.core.options import QueueOptions
 from omnirelay.node.node import Node
 from omnirelay.worker.handlers import GiveUp, Handlers, Release, Retry
 from omnirelay.worker.job import Job
+from omnirelay.worker.keeping import Kept
 from omnirelay.worker.worker import Worker
 from tests.integration.http_sockets import until
 from tests.integration.node_process import network_before
@@ -286,6 +287,115 @@ async def test_an_item_that_is_cancelled_before_its_turn_ends_too() -> None:
         await ended(client, first)
         await ended(client, third)
         assert ran == ["first", "third"]
+
+
+async def test_an_item_that_is_cancelled_in_the_turn_in_which_its_handler_was_to_begin_is_not_kept_for_ever() -> None:
+    handlers = Handlers()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None: ...
+
+    class StoppedAtOnce(Worker):
+        def _arrived(self, kept: Kept) -> None:
+            super()._arrived(kept)
+            if self.counts.cancelled == 0:
+                self._stop_job(kept.lease.ownership_token.lease_id, "cancelled")
+
+    async with running_node() as node, Client(node.url) as client:
+        worker = StoppedAtOnce(handlers, url=node.url)
+        running = asyncio.ensure_future(worker.run())
+        item = await ended(client, (await client.enqueue("job", "x")).sequence_id)
+        worker.stop()
+        await asyncio.wait_for(running, PATIENCE_S)
+        assert (item.state, item.attempt, worker.counts.cancelled) == ("completed", 1, 1)
+
+
+BEATS = QueueOptions(lease_duration_ms=PATIENCE_MS, heartbeat_interval_ms=100, ordering="exclusive")
+"""Every heartbeat says again that the item is to be cancelled."""
+
+
+async def test_the_cleanup_of_a_cancelled_handler_is_not_cut_off_by_later_heartbeats() -> None:
+    handlers = Handlers()
+    begun = asyncio.Event()
+    cleanup: list[str] = []
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleanup.append("begun")
+            for _ in range(3):
+                before = job.remaining_ms()
+                while (now := job.remaining_ms()) <= before:
+                    before = now
+                    await asyncio.sleep(0.01)
+            cleanup.append("done")
+
+    async with running_node(options=BEATS) as node, Client(node.url) as client, working(handlers, node.url):
+        sequence_id = (await client.enqueue("job", "x")).sequence_id
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
+        await client.cancel(sequence_id)
+        assert (await ended(client, sequence_id)).state == "cancelled"
+        assert cleanup == ["begun", "done"]
+
+
+async def test_a_cancelled_thread_keeps_its_key_until_it_has_ended() -> None:
+    handlers = Handlers()
+    begun, second = threading.Event(), threading.Event()
+    inside: list[str] = []
+    most = 0
+
+    @handlers.handle("table")
+    def run(job: Job) -> None:
+        nonlocal most
+        inside.append(job.resource_id)
+        most = max(most, len(inside))
+        if begun.is_set():
+            second.set()
+        begun.set()
+        if not second.is_set():
+            job.wait_stopped(PATIENCE_S)
+            times, before = 3, job.remaining_ms()
+            while times and not second.is_set():  # A step that cannot be interrupted.
+                now = job.remaining_ms()
+                times -= now > before
+                before = now
+        inside.remove(job.resource_id)
+
+    async with running_node(options=BEATS) as node, Client(node.url) as client, working(handlers, node.url) as worker:
+        first = (await client.enqueue("table", "orders")).sequence_id
+        other = (await client.enqueue("table", "orders")).sequence_id
+        await until(begun.is_set)
+        await client.cancel(first)
+        assert (await ended(client, other)).state == "completed"
+        assert most == 1
+        assert (await client.get(first)).state == "completed"  # It finished all the same.
+        assert worker.counts.completed == 2
+
+
+async def test_a_worker_that_stops_does_not_give_back_what_a_cancelled_thread_still_works_on() -> None:
+    handlers = Handlers()
+    begun, stopped, release = threading.Event(), threading.Event(), threading.Event()
+
+    @handlers.handle("table")
+    def run(job: Job) -> None:
+        begun.set()
+        job.wait_stopped(PATIENCE_S)
+        stopped.set()
+        release.wait(PATIENCE_S)
+
+    async with running_node(options=BEATS) as node, Client(node.url) as client:
+        try:
+            async with working(handlers, node.url, stop_budget_ms=0):
+                sequence_id = (await client.enqueue("table", "orders")).sequence_id
+                await until(begun.is_set)
+                await client.cancel(sequence_id)
+                await until(stopped.is_set)
+            assert (await client.get(sequence_id)).state == "leased"
+        finally:
+            release.set()
 
 
 @pytest.mark.parametrize("force", [True, False], ids=["forced", "expired"])

@@ -59,6 +59,30 @@ class Counts:
     cancelled: int = 0
 
 
+class _LeftRunning(Exception):
+    """A handler's thread goes on, and whoever waited for it has to go."""
+
+
+class _Running:
+    """A job and the task that runs its handler."""
+
+    __slots__ = ("_asked", "job", "task")
+
+    def __init__(self, job: Job, task: asyncio.Task[None]) -> None:
+        self.job = job
+        self.task = task
+        self._asked = False
+
+    def stop(self, reason: str) -> None:
+        """Cancel the handler, once: every further time would cut off its cleanup, or the wait for its thread. The node
+        asks for it again with each heartbeat.
+        """
+        self.job.stop(reason)
+        if not self._asked:
+            self._asked = True
+            self.task.cancel()
+
+
 class Worker:
     """Start once with `run`, stop with `stop`, which is safe to call twice and from any task of the loop."""
 
@@ -104,7 +128,7 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="omnirelay-handler")
         self._waiting: deque[Kept] = deque()
-        self._jobs: dict[str, tuple[Job, asyncio.Task[None]]] = {}
+        self._jobs: dict[str, _Running] = {}
         self._stopping = asyncio.Event()
         self.counts = Counts()
 
@@ -155,14 +179,11 @@ class Worker:
         assert keeper is not None
         self._waiting.clear()
         giving_back = self._thread.submit(keeper.stop_taking())
-        running = [task for _, task in self._jobs.values()]
-        if running:
+        if running := [each.task for each in self._jobs.values()]:
             await asyncio.wait(running, timeout=self._stop_budget_ms / 1000)
-        for job, task in list(self._jobs.values()):
-            job.stop("stopping")
-            task.cancel()
-        left = [task for _, task in self._jobs.values()]
-        if left:
+        for each in list(self._jobs.values()):
+            each.stop("stopping")
+        if left := [each.task for each in self._jobs.values()]:
             # Threads cannot be cancelled; the lease of one that does not look at `job.stopped` runs out.
             await asyncio.wait(left, timeout=1.0)
         await asyncio.wait((asyncio.ensure_future(_quietly(asyncio.wrap_future(giving_back))),), timeout=5.0)
@@ -189,7 +210,7 @@ class Worker:
         assert self._loop is not None
         held = self._jobs.get(lease_id)
         if held is not None:
-            held[0].stop(reason)  # At once: a handler in a thread may see it before the event loop does.
+            held.job.stop(reason)  # At once: a handler in a thread may see it before the event loop does.
         self._loop.call_soon_threadsafe(self._stop_job, lease_id, reason)
 
     # -- in the event loop of the handlers -----------------------------------------------------
@@ -208,9 +229,7 @@ class Worker:
                     self.counts.cancelled += 1
                     self._hand_back(kept)
             return
-        job, task = held
-        job.stop(reason)
-        task.cancel()
+        held.stop(reason)
 
     def _start_jobs(self) -> None:
         keeper = self._keeper
@@ -224,17 +243,20 @@ class Worker:
             job = Job(kept.lease, lambda progress, kept=kept: keeper.report(kept, progress), kept.remaining_ms)  # type: ignore[misc]
             keeper.begin(kept)
             task = self._loop.create_task(self._work(keeper, kept, job))
-            lease_id = kept.lease.ownership_token.lease_id
-            self._jobs[lease_id] = (job, task)
-            task.add_done_callback(lambda _, lease_id=lease_id: self._ended(lease_id))  # type: ignore[misc]
+            self._jobs[kept.lease.ownership_token.lease_id] = _Running(job, task)
+            task.add_done_callback(lambda task, kept=kept: self._ended(kept, task))  # type: ignore[misc]
 
     def _hand_back(self, kept: Kept) -> None:
         """Release what was not begun."""
         assert self._keeper is not None
         self._keeper.finish(kept, acknowledgement("release", kept.lease.ownership_token, self.peer_id))
 
-    def _ended(self, lease_id: str) -> None:
-        self._jobs.pop(lease_id, None)
+    def _ended(self, kept: Kept, task: asyncio.Task[None]) -> None:
+        running = self._jobs.pop(kept.lease.ownership_token.lease_id, None)
+        if running is not None and task.cancelled():
+            # It was stopped before its first step, so it could not say so itself; the lease would be kept for ever.
+            self._stopped(running.job)
+            self._hand_back(kept)
         if not self._stopping.is_set():
             self._start_jobs()
 
@@ -257,6 +279,10 @@ class Worker:
                 self.counts.failed += 1
                 return self._fail(job, error, "retry", type(error).__name__, None)
             return self._stopped(job)
+        except _LeftRunning:
+            # Nobody else may have the item while its thread goes on: the lease has to run out.
+            self.counts.lost += 1
+            return None
         except Retry as error:
             self.counts.failed += 1
             return self._fail(job, error, "retry", error.error_code, error.delay_ms)
@@ -292,7 +318,12 @@ class Worker:
         except asyncio.CancelledError:
             # The thread goes on until it looks at `job.stopped`. Only then is it known how the work ended, and only
             # then is there a thread for another job.
-            return await running
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                if running.done():
+                    raise
+                raise _LeftRunning from None
 
     def _completion(self, job: Job, result: Any) -> StreamAck:
         data, encoding = _encoded(result)
