@@ -28,9 +28,10 @@ from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.manifest import Before, Manifest, encode_manifest, manifest_key, segment_key
 from omnirelay.segments.parquet import encode_table, read_table
-from omnirelay.segments.segment import encode_segment, entry_of
+from omnirelay.segments.segment import SegmentFormat, encode_segment, entry_of
 from omnirelay.segments.writer import SegmentWriter
 from omnirelay.testing.clock import FakeClock
+from tests.spark.workload import Recorded
 
 OPTIONS = QueueOptions(lease_duration_ms=20_000, heartbeat_interval_ms=2_000, capacity=40, reserve=0)
 
@@ -90,6 +91,28 @@ async def _short_log(name: str, options: QueueOptions) -> Log:
     frames = [frame async for frame in log.read(1)]
     await shard.close()
     return Log(name, log.log_id, frames)
+
+
+def keyless_log(shard: str) -> tuple[Recorded, int]:
+    """A log that leases two items of different exclusive keys, and the frame behind their enqueues.
+
+    Segments from there on do not say what the keys are.
+    """
+    return asyncio.run(_keyless_log(shard))
+
+
+async def _keyless_log(name: str) -> tuple[Recorded, int]:
+    log = MemoryLog(name)
+    clock = FakeClock()
+    async with await Shard.open(log, clock=clock) as shard:
+        payloads = [Payload(resource_type="table", resource_id=f"r{number}") for number in range(2)]
+        await shard.enqueue([NewItem(payload=payload) for payload in payloads])
+        enqueued = len([frame async for frame in log.read(1)])
+    # Only what is said behind them makes keys exclusive.
+    log = log.reopen()
+    async with await Shard.open(log, clock=clock, options=EXCLUSIVE) as shard:
+        assert len(await shard.lease(Caller(peer_id="ada"), max_items=2)) == 2
+        return Recorded(name, [frame async for frame in log.read(1)], log.log_id), enqueued
 
 
 # -- plants ----------------------------------------------------------------------------------------
@@ -245,15 +268,25 @@ def never_expired(log: Log) -> tuple[Frame, int]:
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def write(directory: Path, log: Log, planted: Frame | None = None, *, pieces: int = 1) -> None:
+def write(
+    address: Path | str,
+    log: Log,
+    planted: Frame | None = None,
+    *,
+    pieces: int = 1,
+    kind: SegmentFormat = "parquet",
+    **options: Any,
+) -> None:
     """The log as so many segments, and the planted frame as one more that nobody checked."""
-    asyncio.run(_write(directory, log, planted, pieces))
+    asyncio.run(_write(str(address), log, planted, pieces, kind, options))
 
 
-async def _write(directory: Path, log: Log, planted: Frame | None, pieces: int) -> None:
-    store = await connect(str(directory))
+async def _write(
+    address: str, log: Log, planted: Frame | None, pieces: int, kind: SegmentFormat, options: dict[str, Any]
+) -> None:
+    store = await connect(address, options)
     archive = Archive(store, log.shard)
-    writer = SegmentWriter(archive, region="eu")
+    writer = SegmentWriter(archive, kind=kind, region="eu")
     size = -(-len(log.frames) // pieces)
     for at in range(0, len(log.frames), size):
         await writer.append(log.frames[at : at + size])
@@ -262,7 +295,7 @@ async def _write(directory: Path, log: Log, planted: Frame | None, pieces: int) 
     manifest = await archive.newest()
     assert manifest is not None
     assert manifest.end is not None
-    entry, data = encode_segment([planted], Before.of(manifest.end), "parquet", "eu")
+    entry, data = encode_segment([planted], Before.of(manifest.end), kind, "eu")
     await store.put_if_absent(segment_key(log.shard, entry.name), data)
     await archive.change(lambda newest: None if newest is None else newest.with_recent((*newest.recent, entry)))
 

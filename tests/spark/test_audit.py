@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from omnirelay.cli.lakehouse_audit import drawn
+from omnirelay.cli.exits import Stop
+from omnirelay.cli.lakehouse_audit import drawn, end_by
 from omnirelay.cli.printing import show
 from omnirelay.core.snapshot import digest
 from omnirelay.lakehouse.audit import Audit, Report, ShardResult
 from omnirelay.lakehouse.audit_digests import Known
+from omnirelay.lakehouse.audit_opinion import SqlOpinion
 from omnirelay.lakehouse.audit_plan import plan
-from omnirelay.lakehouse.audit_rules import RULES, Finding
+from omnirelay.lakehouse.audit_rules import RULES, Finding, Unseen
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.manifest import Before
@@ -27,6 +29,8 @@ from tests.spark.workload import recorded, write_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.segment_logs import S3Server
 
 pytestmark = pytest.mark.timeout(900)
 """One run of Spark over all plants: seconds on a machine of its own, minutes on one that many share."""
@@ -86,6 +90,11 @@ def audited(whole_spark: SparkSession, tmp_path_factory: pytest.TempPathFactory)
         frame, at = plants.second_lease(log)
         plants.write(directory, log, frame)
         stretches[shard] = {"first": at + 1} if shard == "before" else {"last": at - 1}
+    lines = plants.short_log("lines")
+    frame, expected["lines"] = plants.second_lease(lines)
+    plants.write(directory, lines, frame, kind="jsonl")
+    keyless, first = plants.keyless_log("keyless")
+    write_segments(directory, keyless, first=first)
     expected |= _harm_files(directory)
     _trim(directory)
     plans, found = asyncio.run(plan(str(directory)))
@@ -194,6 +203,8 @@ def test_a_damaged_segment_is_named_and_the_rest_is_audited(audited: Audited) ->
 def test_people_get_a_table_that_names_the_first_events(audited: Audited, capsys: pytest.CaptureFixture[str]) -> None:
     show(drawn(audited.report))
     text = capsys.readouterr().out
+    assert "NOT EVERYTHING WAS SEEN by replay, sql:" in text
+    assert "replay, shard trimmed: not replayed" in text
     for rule in RULES:
         assert rule.id in text
         assert rule.sentence in text
@@ -218,4 +229,50 @@ def test_segments_without_their_beginning_are_said_not_to_be_replayed(audited: A
     trimmed = audited.shard("trimmed")
     assert trimmed.replayed.digest is None
     assert "not replayed" in trimmed.remarks[0]
+    assert [each.opinion for each in audited.report.unseen if each.shard == "trimmed"] == ["replay", "sql"]
     assert not audited.report.complete
+
+
+def test_items_whose_keys_are_not_known_are_not_taken_for_items_of_one_key(audited: Audited) -> None:
+    keyless = audited.shard("keyless")
+    assert keyless.states["leased"] == 2, "SQL has looked at both"
+    assert audited.found("keyless") == []
+
+
+def test_segments_of_lines_are_read_by_every_opinion(audited: Audited) -> None:
+    assert {(finding.rule, finding.opinion, finding.sequence) for finding in audited.found("lines")} == {
+        ("one-lease", opinion, audited.expected["lines"]) for opinion in BOTH
+    }
+    assert audited.shard("lines").remarks == []
+
+
+def test_segments_in_a_bucket_are_read_by_every_opinion(whole_spark: SparkSession, s3: S3Server) -> None:
+    log = plants.short_log("jobs")
+    frame, sequence = plants.second_lease(log)
+    plants.write(s3.address("audit"), log, frame, **s3.options)
+    plans, found = asyncio.run(plan(s3.address("audit"), options=s3.options))
+    report = Audit(whole_spark.newSession(), s3.address("audit"), plans, found, options=s3.options).run()
+    assert {(each.rule, each.opinion, each.sequence) for each in report.first()} == {
+        ("one-lease", opinion, sequence) for opinion in BOTH
+    }
+    assert report.complete
+
+
+def test_where_spark_is_not_here_sql_says_that_it_did_not_read_lines(whole_spark: SparkSession, tmp_path: Path) -> None:
+    plants.write(tmp_path, plants.short_log("jobs"), kind="jsonl")
+    [planned], _ = asyncio.run(plan(str(tmp_path)))
+    sql = SqlOpinion(whole_spark, str(tmp_path), {"jobs": planned}, {"jobs": planned.entries}, {}, print).run()
+    assert sql.states == {}
+    assert "some of its segments are lines" in sql.remarks["jobs"]
+    sql = SqlOpinion(whole_spark, str(tmp_path), {"jobs": planned}, {"jobs": ()}, {}, print).run()
+    assert "its first segment cannot be read" in sql.remarks["jobs"]
+
+
+def test_what_was_not_seen_changes_the_end_only_when_that_is_asked_for() -> None:
+    whole = Report(rules=[], shards=[], events=0, seconds=0.1, unseen=[])
+    in_part = msgspec.structs.replace(whole, unseen=[Unseen("sql", "jobs", "not read")])
+    end_by(whole, strict=True)
+    end_by(in_part, strict=False)
+    with pytest.raises(Stop, match="jobs") as stopped:
+        end_by(in_part, strict=True)
+    assert stopped.value.exit_code == 1

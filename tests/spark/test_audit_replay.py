@@ -210,6 +210,19 @@ def test_the_command_names_a_violation_and_ends_with_6(tmp_path: Path) -> None:
     assert "replay:" in done.stderr
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not LONG, reason="the long form only: make spark-test")
+def test_the_command_says_what_was_not_seen_and_with_strict_ends_with_1(tmp_path: Path) -> None:
+    log = recorded("jobs", seed=3, steps=60)
+    asyncio.run(_append(tmp_path, log, "parquet", first=len(log.frames) // 2))
+    done = audit("--source", str(tmp_path), "--master", "local[1]", "--strict")
+    assert done.returncode == 1, done.stderr
+    assert "NOT EVERYTHING WAS SEEN by replay, sql:" in done.stdout
+    assert "Clean as far as it could be seen" in done.stdout
+    assert "--strict" in done.stderr
+    assert "jobs" in done.stderr
+
+
 def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     plants.write(tmp_path, plants.short_log("jobs"))
     both = audit("--source", str(tmp_path), "--data", "x", "--backup", "y")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from omnirelay.cli.commands import command
-from omnirelay.cli.exits import DAMAGED
+from omnirelay.cli.exits import DAMAGED, FAILED, Stop
 from omnirelay.cli.lakehouse_run import Master, Source
 from omnirelay.cli.log_places import StoreOptions, look_at, read_options
 from omnirelay.cli.options import Format, Output
@@ -35,7 +35,7 @@ def add_to(group: typer.Typer) -> None:
 _AUDIT = """
     omnirelay lakehouse audit --source ./segments
     omnirelay lakehouse audit --source s3://lake/leases --shard orders --from 100000 -o json
-    omnirelay lakehouse audit --source ./segments --data omnirelay-data
+    omnirelay lakehouse audit --source ./segments --data omnirelay-data --strict
     omnirelay lakehouse audit --source ./segments --backup s3://backups/monday --master spark://host:7077
 """
 
@@ -57,6 +57,9 @@ def audit(
     backup: Annotated[
         str | None, typer.Option("--backup", help="Compare states with this backup.", metavar="ADDRESS")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End with 1 when an opinion could not see everything.")
+    ] = False,
     option: StoreOptions = None,
     master: Master = "local[*]",
     output: Output = Format.TABLE,
@@ -64,7 +67,8 @@ def audit(
     """Replay whole logs with the rules that made them, question them with SQL, and check every byte of their segments.
 
     Ends with 6 when a rule is violated; the first events that violate it are named. The digest of each shard's last
-    state is what `log at` says for the same event. Nothing is written.
+    state is what `log at` says for the same event. Nothing is written. What an opinion could not look at is named
+    behind the rules; it changes how the command ends with --strict only.
     """
     from omnirelay.lakehouse.errors import needs_extra
 
@@ -91,8 +95,16 @@ def audit(
     finally:
         spark.stop()
     print_answer(output, as_plain(report), None, lambda: drawn(report))
+    end_by(report, strict=strict)
+
+
+def end_by(report: Report, *, strict: bool) -> None:
+    """Ends the command when something is wrong, or with `strict` when something was not seen."""
     if not report.clean:
         raise typer.Exit(DAMAGED)
+    if strict and not report.complete:
+        shards = ", ".join(sorted({each.shard for each in report.unseen}))
+        raise Stop(FAILED, f"--strict: not every opinion saw everything of {shards}")
 
 
 async def _known(address: str, plans: list[ShardPlan], options: dict[str, Any]) -> dict[str, Known]:
@@ -143,7 +155,7 @@ def drawn(report: Report) -> RenderableType:
             [_shard_row(each) for each in report.shards],
             right=["events", "from", "to", "segments"],
         ),
-        *(f"{each.shard}: {remark}" for each in report.shards for remark in each.remarks),
+        *_not_seen(report),
         "",
         f"{_verdict(report)}: {report.events} events in {short(report.seconds)}, {speed} a second",
     )
@@ -152,6 +164,13 @@ def drawn(report: Report) -> RenderableType:
 def _shard_row(each: ShardResult) -> tuple[object, ...]:
     digest = "not replayed" if each.replayed.digest is None else f"{each.replayed.last} {each.replayed.digest}"
     return each.shard, each.events, each.first, each.last, each.segments, digest
+
+
+def _not_seen(report: Report) -> list[str]:
+    """Which opinions did not see everything, a line for each and why."""
+    lines = [f"  {each.opinion}, shard {each.shard}: {each.why}" for each in report.unseen]
+    opinions = ", ".join(sorted({each.opinion for each in report.unseen}))
+    return [f"NOT EVERYTHING WAS SEEN by {opinions}:", *lines] if lines else []
 
 
 def _verdict(report: Report) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -29,8 +29,10 @@ from omnirelay.lakehouse.audit_rules import (
     Opinion,
     Replayed,
     RuleResult,
+    Unseen,
     results,
 )
+from omnirelay.lakehouse.audit_staging import staged
 from omnirelay.lakehouse.audit_tasks import Options, ReplayDone, ReplayWork, SegmentWork, tasks
 from omnirelay.lakehouse.sizing import Sizing
 
@@ -60,8 +62,13 @@ class Report(msgspec.Struct, frozen=True):
     shards: list[ShardResult]
     events: int
     seconds: float
-    complete: bool
-    """Whether every opinion saw all of it; a remark says where not."""
+    unseen: list[Unseen]
+    """What an opinion did not look at, and why."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every opinion saw all of it."""
+        return not self.unseen
 
     @property
     def violations(self) -> int:
@@ -117,13 +124,14 @@ class Audit:
             replayed = replaying.result()
         opined = [*self._found, *files, *(each.opined for each in replayed), *sql.opined]
         opined += self._compared(replayed, sql)
-        shards = self._shards({each.replayed.shard: each.replayed for each in replayed}, sql)
+        unseen = list(self._unseen({each.replayed.shard: each.replayed for each in replayed}, sql))
+        shards = self._shards({each.replayed.shard: each.replayed for each in replayed}, sql, unseen)
         return Report(
             rules=results(opined, self._looked(replayed, sql)),
             shards=shards,
             events=sum(each.events for each in shards),
             seconds=time.monotonic() - began,
-            complete=not self._unplanned and not any(each.remarks for each in shards),
+            unseen=unseen,
         )
 
     # -- the opinions --------------------------------------------------------------------------
@@ -152,7 +160,8 @@ class Audit:
             for plan in self._plans
         }
         plans = {plan.shard: plan for plan in self._plans}
-        return SqlOpinion(self._spark, self._address, plans, entries, self._report).run()
+        with staged(self._spark, self._address, self._options, entries) as elsewhere:
+            return SqlOpinion(self._spark, self._address, plans, entries, elsewhere, self._report).run()
 
     # -- together ------------------------------------------------------------------------------
 
@@ -189,29 +198,35 @@ class Audit:
             looked["digests"] = set()
         return looked
 
-    def _shards(self, replayed: Mapping[str, Replayed], sql: SqlResult) -> list[ShardResult]:
-        made = []
+    def _unseen(self, replayed: Mapping[str, Replayed], sql: SqlResult) -> Iterator[Unseen]:
+        for shard in self._unplanned:
+            for opinion in get_args(Opinion):
+                yield Unseen(opinion, shard, "its manifest, or an index of it, cannot be read")
         for plan in self._plans:
-            done = replayed[plan.shard]
-            remarks = [done.remark, sql.remarks.get(plan.shard), *self._unknown(plan)]
-            made.append(
-                ShardResult(
-                    plan.shard,
-                    max(plan.first, plan.anchor.sequence + 1),
-                    plan.last,
-                    sum(entry.events for entry in plan.entries),
-                    len(plan.entries),
-                    done,
-                    sql.states.get(plan.shard, {}),
-                    [each for each in remarks if each is not None],
-                )
-            )
-        return made
+            if (remark := replayed[plan.shard].remark) is not None:
+                yield Unseen("replay", plan.shard, remark)
+            if (remark := sql.remarks.get(plan.shard)) is not None:
+                yield Unseen("sql", plan.shard, remark)
+            if not plan.whole:
+                why = f"with SQL nothing is known of items from before event {plan.anchor.sequence + 1}"
+                yield Unseen("sql", plan.shard, why)
 
-    def _unknown(self, plan: ShardPlan) -> list[str]:
-        if plan.whole:
-            return []
-        return [f"with SQL nothing is known of items from before event {plan.anchor.sequence + 1}"]
+    def _shards(
+        self, replayed: Mapping[str, Replayed], sql: SqlResult, unseen: Collection[Unseen]
+    ) -> list[ShardResult]:
+        return [
+            ShardResult(
+                plan.shard,
+                max(plan.first, plan.anchor.sequence + 1),
+                plan.last,
+                sum(entry.events for entry in plan.entries),
+                len(plan.entries),
+                replayed[plan.shard],
+                sql.states.get(plan.shard, {}),
+                [each.why for each in unseen if each.shard == plan.shard],
+            )
+            for plan in self._plans
+        ]
 
 
 def _collected(rows: DataFrame, kind: type[T]) -> list[T]:
@@ -224,6 +239,7 @@ def as_plain(report: Report) -> dict[str, Any]:
     return {
         "clean": report.clean,
         "complete": report.complete,
+        "unseen": [msgspec.to_builtins(each) for each in report.unseen],
         "violations": report.violations,
         "events": report.events,
         "seconds": round(report.seconds, 3),

@@ -19,7 +19,7 @@ from omnirelay.lakehouse import audit_sql, audit_sql_frames, audit_sql_gates
 from omnirelay.lakehouse.audit_plan import ShardPlan
 from omnirelay.lakehouse.audit_rules import FINDINGS_MAX, Finding, Opined
 from omnirelay.lakehouse.segment_files import SegmentFile, scan_of, segment_uri
-from omnirelay.segments.manifest import Entry
+from omnirelay.segments.manifest import Entry, segment_key
 from omnirelay.segments.segment import format_of
 
 _SHARDS: Final = (
@@ -58,17 +58,22 @@ class SqlOpinion:
         address: str,
         plans: Mapping[str, ShardPlan],
         entries: Mapping[str, Sequence[Entry]],
+        staged: Mapping[str, str],
         report: Callable[[str], None],
     ) -> None:
+        """`staged` are the addresses of segments that are read from elsewhere, by their keys."""
         self._spark = spark
         self._address = address
+        self._staged = staged
         self._remarks: dict[str, str] = {}
         self._plans: dict[str, ShardPlan] = {}
         self._entries: dict[str, Sequence[Entry]] = {}
         self._report = report
         for shard, plan in plans.items():
-            if any(format_of(entry.name) != "parquet" for entry in entries[shard]):
-                self._remarks[shard] = "not read with SQL: some of its segments are lines, not Parquet"
+            if any(format_of(self._uri(shard, entry)) != "parquet" for entry in entries[shard]):
+                self._remarks[shard] = "not read with SQL: some of its segments are lines, and Spark is not here"
+            elif plan.entries and not entries[shard]:
+                self._remarks[shard] = "not read with SQL: its first segment cannot be read"
             elif entries[shard]:
                 self._plans[shard], self._entries[shard] = plan, entries[shard]
                 if len(entries[shard]) < len(plan.entries):
@@ -104,7 +109,7 @@ class SqlOpinion:
 
     def _events(self) -> DataFrame:
         files = [
-            SegmentFile(shard, segment_uri(self._address, shard, entry), entry)
+            SegmentFile(shard, self._uri(shard, entry), entry)
             for shard, entries in self._entries.items()
             for entry in entries
         ]
@@ -113,6 +118,9 @@ class SqlOpinion:
             if self._cut(plan):
                 events = events.where((F.col("shard") != shard) | (F.col("sequence") <= plan.last))
         return events
+
+    def _uri(self, shard: str, entry: Entry) -> str:
+        return self._staged.get(segment_key(shard, entry.name)) or segment_uri(self._address, shard, entry)
 
     def _cut(self, plan: ShardPlan) -> bool:
         return plan.last < self._entries[plan.shard][-1].last

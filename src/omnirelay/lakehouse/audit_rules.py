@@ -105,6 +105,14 @@ class Opined(msgspec.Struct, frozen=True):
         return cls(findings.opinion, findings.shard, findings.counts, findings.named, usable, place)
 
 
+class Unseen(msgspec.Struct, frozen=True):
+    """Something that an opinion did not look at. It is no violation, and no proof either."""
+
+    opinion: Opinion
+    shard: str
+    why: str
+
+
 class Replayed(msgspec.Struct, kw_only=True):
     """How far a shard was replayed, and what it is then."""
 

@@ -97,7 +97,7 @@ def scan_of(
     """A native scan of these files; only events behind `after`, where a file holds some before it as well."""
     from pyspark.sql import functions as F
 
-    strange = [each.uri for each in files if format_of(each.entry.name) != "parquet"]
+    strange = [each.uri for each in files if format_of(each.uri) != "parquet"]
     if strange:
         raise InvalidArgument(f'{strange[0]} is not Parquet; read it with format("omnirelay")', field="address")
     schema = spark_schema()
