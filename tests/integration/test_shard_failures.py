@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
+from omnirelay.core import commands as cmd
+from omnirelay.core.answers import CompleteAnswer
+from omnirelay.core.options import MIB
+from omnirelay.engine import writer
+from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import LogFenced, LogOutcomeUnknown, LogUnavailable, OmniRelayError, Unavailable
 from omnirelay.log import MemoryLog
 from omnirelay.log.base import Frame, Position
+from omnirelay.log.failpoints import armed
 from omnirelay.log.memory import Fault
 from omnirelay.testing.clock import FakeClock, settle
 from tests.integration.shards import (
@@ -106,6 +113,102 @@ async def test_closing_while_the_disk_is_full_answers_everyone(together: int) ->
     tried = len(log.tried)
     await clock.advance(1_000)
     assert len(log.tried) == tried, "a closed shard must not write any more"
+
+
+@pytest.mark.parametrize("then", ["written", "refused again"])
+async def test_closing_during_another_try_waits_for_what_becomes_of_it(
+    then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "INLINE_BYTES_MAX", 0)  # A frame that the writer thread takes.
+    place, clock = Place("sqlite", tmp_path), FakeClock()
+    shard = await place.open(clock)
+    tries: list[int] = []
+    under_way, disk = threading.Event(), threading.Event()
+
+    def full_then_slow() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise LogUnavailable("the disk is full")
+        under_way.set()
+        disk.wait(PATIENCE_S)
+        if then == "refused again":
+            raise LogUnavailable("the disk is full")
+
+    with armed("log.append.begin", full_then_slow):
+        call = start(shard.enqueue(item()))
+        async with asyncio.timeout(PATIENCE_S):
+            while not under_way.is_set():
+                await clock.advance(100)
+        closing = start(shard.close())
+        await settle()
+        assert not call.done(), "answered while nobody knew what became of the frame"
+        disk.set()
+        await soon(closing)
+    assert len(tries) == 2
+    shard = await place.open(clock)
+    found = (await shard.stats()).pending_count
+    await shard.close()
+    if then == "written":
+        assert ((await call).results[0].sequence_id, found) == (1, 1)
+    else:
+        assert (type(call.exception()), found) == (LogUnavailable, 0)
+
+
+class RoomFor(GatedLog):
+    """A disk that takes so many frames more and is full then."""
+
+    room = 1_000
+
+    async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
+        if self.room == 0:
+            raise LogUnavailable("the disk is full")
+        self.room -= 1
+        return await super().append(frame, expected, inline=inline)
+
+
+@pytest.mark.parametrize("calls", ["one call", "many calls"])
+async def test_what_is_durable_of_a_parted_batch_is_not_refused_when_the_rest_is(calls: str) -> None:
+    log, clock = RoomFor(), FakeClock()
+    shard = await Shard.open(log, clock=clock)
+    await shard.enqueue(items(12))
+    leases = await shard.lease(WORKER, max_items=12)
+    heard: list[str] = []
+    shard.add_event_listener(lambda events: heard.extend(type(event).__name__ for event in events))
+    commands = [cmd.CompleteItem(lease.token, result=bytes(MIB)) for lease in leases]
+    log.room = 1
+    if calls == "one call":
+        calling: list[asyncio.Task[object]] = [start(shard.acknowledge(commands))]
+    else:
+        calling = [start(shard.complete(each.token, result=each.result)) for each in commands]
+    await settle()
+    assert isinstance(shard.failure, LogUnavailable)
+    assert not any(call.done() for call in calling)
+    await soon(shard.close())
+    outcomes = await soon(asyncio.gather(*calling, return_exceptions=True))
+    shard = await Shard.open(log.reopen(), clock=clock)
+    completed = (await shard.stats()).completed_count
+    await shard.close()
+    assert 0 < completed < 12
+    assert heard == ["Completed"] * completed
+    if calls == "one call":
+        assert [type(outcome) for outcome in outcomes] == [LogOutcomeUnknown]
+    else:
+        assert [type(outcome) for outcome in outcomes] == (
+            [CompleteAnswer] * completed + [LogUnavailable] * (12 - completed)
+        )
+
+
+async def test_a_call_whose_first_part_is_durable_is_not_told_that_nothing_was_written() -> None:
+    """Frames take the commands of one large call one after the other."""
+    log, clock = RoomFor(), FakeClock()
+    shard = await Shard.open(log, clock=clock, settings=EngineSettings(frame_events_max=4))
+    await shard.enqueue(items(12))
+    leases = [lease for _ in range(3) for lease in await shard.lease(WORKER, max_items=4)]
+    log.room = 1
+    call = start(shard.acknowledge([cmd.CompleteItem(lease.token) for lease in leases]))
+    await settle()
+    await soon(shard.close())
+    assert isinstance(call.exception(), LogOutcomeUnknown)
 
 
 async def test_a_disk_that_fills_up_during_the_close_does_not_hold_it_up() -> None:

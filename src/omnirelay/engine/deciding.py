@@ -24,6 +24,7 @@ from omnirelay.core.rules.enqueue import is_repeat
 from omnirelay.core.rules.grant import repeated_grants
 from omnirelay.core.state import State
 from omnirelay.engine.requests import (
+    BEFORE,
     AcknowledgeRequest,
     Batch,
     CommandRequest,
@@ -89,6 +90,7 @@ class Decider:
                 _log.warning("dead_letters_purged", extra={"count": purged, "reason": "cap"})
         if self._items:
             self._items.answer(state, batch)
+        batch.deciding = []
 
     def _acknowledgements(self, batch: Batch, inbox: deque[Request], now_ms: int) -> list[Request]:
         """Take the acknowledgements out of the inbox and decide them; returns those the frame had no room for."""
@@ -107,6 +109,7 @@ class Decider:
         batch.deciding = [request.future]
         if request.future.done() and not outcomes:
             return True
+        begun = BEFORE if outcomes else len(batch.events)
         acknowledge_all(
             self.state,
             commands,
@@ -122,7 +125,7 @@ class Decider:
         if len(outcomes) < len(commands):
             return False
         batch.requests += 1
-        batch.answer(request.future, outcomes[0] if request.single else outcomes)
+        batch.answer(request.future, outcomes[0] if request.single else outcomes, begun)
         return True
 
     def _one(self, batch: Batch, request: Request, now_ms: int) -> None:

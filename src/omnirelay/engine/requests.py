@@ -11,8 +11,11 @@ from omnirelay.core.commands import Command, EnqueueItems, GrantLeases
 from omnirelay.core.events import Event
 from omnirelay.core.state import State
 from omnirelay.engine.clock import Timer
-from omnirelay.errors import OmniRelayError, ResourceExhausted
+from omnirelay.errors import LogOutcomeUnknown, LogUnavailable, OmniRelayError, ResourceExhausted
 from omnirelay.log.base import Frame
+
+BEFORE = -1
+"""Where a call began whose first commands are in an earlier frame."""
 
 
 class Request:
@@ -108,28 +111,34 @@ class Batch:
     themselves are never split.
     """
 
-    __slots__ = ("answers", "commands", "deciding", "events", "frames", "last", "requests")
+    __slots__ = ("answers", "commands", "deciding", "durable", "events", "frames", "last", "requests")
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.commands: list[int] = []
         """Where in `events` each command ends."""
-        self.answers: list[tuple[asyncio.Future[Any], Any]] = []
-        """A future and its answer, or the error it is refused with."""
+        self.answers: list[tuple[asyncio.Future[Any], Any, int, int]] = []
+        """A future, its answer or the error it is refused with, and how many of the events were there when a call of
+        several commands began (BEFORE if that was in an earlier frame) and when it was answered.
+        """
         self.last: list[LeaseRequest] = []
         """Lease calls that do not wait: they get what is left when everybody else was served."""
         self.deciding: list[asyncio.Future[Any]] = []
         """The one being decided right now, for the case that deciding breaks off."""
         self.frames: list[Frame] = []
+        self.durable = 0
+        """How many of the events are in durable frames."""
         self.requests = 0
 
-    def answer(self, future: asyncio.Future[Any], outcome: Any) -> None:
-        self.answers.append((future, outcome))
+    def answer(self, future: asyncio.Future[Any], outcome: Any, begun: int | None = None) -> None:
+        """`begun` is for calls of several commands, which frames may part: where the first of them began."""
+        end = len(self.events)
+        self.answers.append((future, outcome, end if begun is None else begun, end))
 
     def undelivered(self) -> list[GrantedLease]:
         """Answer everyone; returns the grants that nobody is there to take any more."""
         lost: list[GrantedLease] = []
-        for future, outcome in self.answers:
+        for future, outcome, _, _ in self.answers:
             if future.done():
                 if isinstance(outcome, list):
                     lost += [grant for grant in outcome if type(grant) is GrantedLease]
@@ -140,8 +149,28 @@ class Batch:
         return lost
 
     def refuse(self, error: OmniRelayError) -> None:
-        """Nothing comes of it: everyone gets the error, those whose turn had not come yet too."""
-        last = [request.future for request in self.last]
-        for future in (*(future for future, _ in self.answers), *self.deciding, *last):
-            if not future.done():
-                future.set_exception(error)
+        """The shard ends here: everyone gets the error, those whose turn had not come yet too.
+
+        Frames of the batch that are durable stand, and so do the answers that rest on nothing else. A call that is in
+        them only in part is not told that nothing came of it.
+        """
+        standing = []
+        for answer in self.answers:
+            future, _, begun, end = answer
+            if self.durable and end <= self.durable:
+                standing.append(answer)
+            else:
+                refuse(future, error, partly_decided=begun < self.durable)
+        for future in (*self.deciding, *(request.future for request in self.last)):
+            refuse(future, error)
+        self.answers = standing
+        self.undelivered()
+
+
+def refuse(future: asyncio.Future[Any], error: OmniRelayError, *, partly_decided: bool = False) -> None:
+    """Refuse who still waits. Nobody whose call is in the log in part is told that nothing was written."""
+    if future.done():
+        return
+    if partly_decided and isinstance(error, LogUnavailable):
+        error = LogOutcomeUnknown(f"a part of this call may have taken effect, the rest did not: {error.message}")
+    future.set_exception(error)

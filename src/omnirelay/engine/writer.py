@@ -33,6 +33,7 @@ from omnirelay.core.views import view
 from omnirelay.engine.clock import Clock, ShardTime, Timer
 from omnirelay.engine.deciding import Decider
 from omnirelay.engine.requests import (
+    AcknowledgeRequest,
     Batch,
     CommandRequest,
     EnqueueRequest,
@@ -40,6 +41,7 @@ from omnirelay.engine.requests import (
     ReadRequest,
     Request,
     ReturnRequest,
+    refuse,
 )
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.waiting import EnqueueLine, ItemWaiters, LeaseLine
@@ -102,8 +104,10 @@ class Writer:
         self._wake = asyncio.Event()
         self._open: Batch | None = None
         """Being decided, or being appended on this very thread."""
-        self._flying: tuple[Batch, asyncio.Task[Position]] | None = None
+        self._flying: tuple[Batch, asyncio.Task[None]] | None = None
         self._staged: Batch | None = None
+        self._pausing: asyncio.Event | None = None
+        """Set to end the pause between two tries of a frame."""
         self._timer: Timer | None = None
         self._timer_at = 0
         self._task: asyncio.Task[None] | None = None
@@ -292,7 +296,7 @@ class Writer:
         if small and (alone or self._log.is_quick):
             # Nobody else waits, or not for long: a hop to another thread and back takes about as long as a quick disk.
             self._open = batch
-            self.position = await self._append(batch, inline=True)
+            await self._append(batch, inline=True)
             self._open = None
             await self._answer(batch)
             return
@@ -300,24 +304,24 @@ class Writer:
         task.add_done_callback(lambda _: self._wake.set())
         self._flying = (batch, task)
 
-    async def _append(self, batch: Batch, *, inline: bool) -> Position:
-        position = self.position
+    async def _append(self, batch: Batch, *, inline: bool) -> None:
         for frame in batch.frames:
-            position = await self._append_frame(frame, position, inline)
+            self.position = await self._append_frame(frame, self.position, inline)
+            batch.durable += frame.count
         hit("engine.durable")
-        return position
 
     async def _append_frame(self, frame: Frame, expected: Position, inline: bool) -> Position:
         while True:
             try:
                 position = await self._log.append(frame, expected, inline=inline)
             except LogUnavailable as error:
-                if self._closing:
-                    raise
                 if self.stalled is None:
                     _log.error("log_unavailable", extra={"shard": self._log.shard, "reason": error.message})
                 self.stalled = error
-                await self._pause(self._settings.retry_ms)
+                if not self._closing:
+                    await self._pause(self._settings.retry_ms)
+                if self._closing:
+                    raise  # Refused for certain, and nobody is going to try again.
                 continue
             if self.stalled is not None:
                 _log.warning("log_available_again", extra={"shard": self._log.shard})
@@ -325,15 +329,17 @@ class Writer:
             return position
 
     async def _pause(self, delay_ms: int) -> None:
-        over = asyncio.Event()
+        """Wait before the next try; `close` cuts it short."""
+        over = self._pausing = asyncio.Event()
         timer = self._clock.call_later(delay_ms, over.set)
         try:
             await over.wait()
         finally:
             timer.cancel()
+            self._pausing = None
 
-    async def _landed(self, batch: Batch, task: asyncio.Task[Position]) -> None:
-        self.position = task.result()
+    async def _landed(self, batch: Batch, task: asyncio.Task[None]) -> None:
+        task.result()
         self._flying = None
         await self._answer(batch)
 
@@ -376,7 +382,11 @@ class Writer:
     # -- the end -------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Answer who waits, finish what is in flight, stop. Safe to call twice."""
+        """Answer who waits, finish what is in flight, stop. Safe to call twice.
+
+        While the store refuses writes nothing is tried again, but a try that is under way is waited for: it may
+        succeed, and then its callers hear that it did.
+        """
         self._closing = self.line.closed = self.enqueues.closed = True
         closing = Unavailable("the shard is closing", code="error.resourcelease.draining", retry_after_ms=1_000)
         for enqueue in self.enqueues.clear():
@@ -386,41 +396,38 @@ class Writer:
         for sequence_id, future in self.items.clear():
             self._inbox.append(ReadRequest(partial(_view_or_refuse, sequence_id), future, self.now_ms()))
         self._wake.set()
-        if self.stalled is not None and self.failure is None:
-            # The frame was refused for certain, and nobody is going to try again.
-            self._cancel_tasks()
-            self._give_up(self.stalled)
+        if self._pausing is not None:
+            self._pausing.set()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         self._stop_timer()
 
-    def _cancel_tasks(self) -> None:
+    def kill(self) -> None:
+        """Stop as a crash would: nothing is finished, nobody is answered."""
         if self._task is not None:
             self._task.cancel()
         if self._flying is not None:
             self._flying[1].cancel()
-
-    def kill(self) -> None:
-        """Stop as a crash would: nothing is finished, nobody is answered."""
-        self._cancel_tasks()
         self._stop_timer()
         self.failure = self.failure or Unavailable("the shard was killed")
 
     def _give_up(self, error: OmniRelayError) -> None:
         self.failure = error
         self._stop_timer()
+        durable: list[Event] = []
         for batch in (self._open, self._flying and self._flying[0], self._staged):
             if batch is not None:
                 batch.refuse(error)
-        waiting = [request.future for request in self._inbox]
-        waiting += [request.future for request in self.line.clear()]
-        waiting += [request.future for request in self.enqueues.clear()]
+                durable += batch.events[: batch.durable]
+        for request in self._inbox:
+            refuse(request.future, error, partly_decided=type(request) is AcknowledgeRequest and bool(request.outcomes))
+        waiting: list[asyncio.Future[Any]] = [each.future for each in self.line.clear()]
+        waiting += [each.future for each in self.enqueues.clear()]
         waiting += [future for _, future in self.items.clear()]
         self._inbox.clear()
         for future in waiting:
-            if not future.done():
-                future.set_exception(error)
-        self._on_durable([])
+            refuse(future, error)
+        self._on_durable(durable)
         _log.error("shard_given_up", extra={"shard": self._log.shard, "reason": error.message})
 
     def _stop_timer(self) -> None:
