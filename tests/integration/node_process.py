@@ -101,6 +101,8 @@ class Network:
         """Made so far."""
         self.refuses_upgrades = False
         """Answers upgrades as a proxy that knows no WebSocket does."""
+        self.breaks_after: int | None = None
+        """The connection ends when so many more bytes have come from the node; later ones are whole again."""
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**20)
@@ -155,7 +157,7 @@ class Network:
         onward.write(head)
         ways = [
             asyncio.ensure_future(self._forward(reader, onward)),
-            asyncio.ensure_future(self._forward(onward_reader, writer)),
+            asyncio.ensure_future(self._forward(onward_reader, writer, from_node=True)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -165,12 +167,19 @@ class Network:
             self._writers.discard(onward)
             onward.close()
 
-    async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _forward(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, from_node: bool = False
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65_536):
                 await self._open.wait()
-                sink.write(data)
+                left = self.breaks_after if from_node else None
+                sink.write(data[:left])
                 await sink.drain()
+                if left is not None:
+                    self.breaks_after = left - len(data) if left > len(data) else None
+                    if self.breaks_after is None:
+                        return
 
 
 @asynccontextmanager

@@ -155,3 +155,40 @@ async def test_a_watch_goes_on_behind_the_last_event_after_the_node_was_killed(t
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             assert seen == list(range(1, len(seen) + 1))
+
+
+async def test_a_watch_that_breaks_off_at_any_byte_misses_no_event_and_repeats_none() -> None:
+    async with running_node() as node, Client(node.url) as direct:
+        for number in range(4):
+            await direct.enqueue("table", str(number), body=b"x" * 90)
+        last = (await direct.stats()).last_sequence
+
+        async def seen(broken_at: int) -> list[int]:
+            async with network_before(node.url) as network, Client(network.url) as client:
+                network.breaks_after = broken_at
+                events = [event["sequenceNumber"] async for event in client.watch(1, until_caught_up=True)]
+                assert network.connections == 2
+                return events
+
+        broken = await asyncio.gather(*(seen(at) for at in range(300, 1_500, 17)))
+        assert broken == [list(range(1, last + 1))] * len(broken)
+
+
+async def test_a_watch_from_now_on_misses_nothing_when_it_breaks_before_its_first_event() -> None:
+    async with (
+        running_node() as node,
+        network_before(node.url) as network,
+        Client(network.url) as client,
+        Client(node.url) as direct,
+    ):
+        before = (await direct.stats()).last_sequence
+        events = client.watch()
+        first = asyncio.ensure_future(anext(events))
+        await until(lambda: len(node.components[0].shard()._tails) == 1)
+        network.swallow()
+        network.cut()
+        await direct.enqueue("table", "a")
+        network.heal()
+        event = await asyncio.wait_for(first, PATIENCE_S)
+        await events.aclose()
+        assert (event["sequenceNumber"], event["eventType"]) == (before + 1, "Enqueue")

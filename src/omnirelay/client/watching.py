@@ -12,13 +12,13 @@ import msgspec
 from omnirelay.client.failures import error_of
 from omnirelay.client.retrying import pause_ms
 from omnirelay.errors import OmniRelayError, Unavailable
-from omnirelay.wire.answers import ErrorBody
+from omnirelay.wire.answers import ErrorBody, StatsAnswer
 
 
 async def watch_events(
     url: str, namespace: str, from_sequence: int | None, types: Sequence[str] | None, until_caught_up: bool
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Events in order. After a broken connection it goes on behind the last one that came."""
+    """Events in order. After a broken connection it goes on behind the last one that came whole."""
     query: dict[str, str] = {}
     if from_sequence is not None:
         query["from"] = str(from_sequence)
@@ -26,33 +26,53 @@ async def watch_events(
         query["types"] = ",".join(types)
     if until_caught_up:
         query["untilCaughtUp"] = "true"
+    procedures = f"{url.rstrip('/')}/v1/{namespace}"
     last: str | None = None
     failures = 0
     async with httpx.AsyncClient(timeout=httpx.Timeout(10, read=60)) as client:
         while True:
             headers = {"accept": "text/event-stream"} | ({} if last is None else {"last-event-id": last})
             try:
-                target = f"{url.rstrip('/')}/v1/{namespace}/watch"
-                async with client.stream("GET", target, params=query, headers=headers) as response:
+                if "from" not in query and not until_caught_up:
+                    # Else what happens between a connection that broke before its first event and the next is missed.
+                    query["from"] = str(await _next_sequence(client, procedures))
+                async with client.stream("GET", f"{procedures}/watch", params=query, headers=headers) as response:
                     if response.status_code != 200:
                         raise _refusal(response.status_code, await response.aread())
                     failures = 0
-                    kind = ""
-                    async for line in _lines(response):
-                        if line.startswith(b"id: "):
-                            last = line[4:].decode()
-                        elif line.startswith(b"event: "):
-                            kind = line[7:].decode()
-                        elif line.startswith(b"data: "):
-                            if kind == "error":
-                                raise error_of(msgspec.json.decode(line[6:], type=ErrorBody))
-                            yield msgspec.json.decode(line[6:])
+                    async for block in _blocks(response):
+                        if block.get(b"event") == b"error":
+                            raise error_of(msgspec.json.decode(block[b"data"], type=ErrorBody))
+                        event = msgspec.json.decode(block[b"data"])
+                        last = block[b"id"].decode() if b"id" in block else last
+                        yield event
                 if until_caught_up:
                     return
             except (httpx.HTTPError, Unavailable):
                 # A node that stops or starts says so in an answer; it will be there again.
                 failures += 1
             await asyncio.sleep(pause_ms(min(failures, 6), None) / 1000)
+
+
+async def _next_sequence(client: httpx.AsyncClient, procedures: str) -> int:
+    """The number of the event that comes next."""
+    response = await client.post(f"{procedures}/stats", json={})
+    if response.status_code != 200:
+        raise _refusal(response.status_code, response.content)
+    return msgspec.json.decode(response.content, type=StatsAnswer).stats.last_sequence + 1
+
+
+async def _blocks(response: httpx.Response) -> AsyncGenerator[dict[bytes, bytes], None]:
+    """The fields of each event that has come to its end: only then may a reader say that it has seen it."""
+    block: dict[bytes, bytes] = {}
+    async for line in _lines(response):
+        if line:
+            name, _, value = line.partition(b":")
+            block[name] = value.removeprefix(b" ")
+        else:
+            if b"data" in block:
+                yield block
+            block = {}
 
 
 async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
