@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from omnirelay.core.rules.upkeep import GENERATION_JUMP
 from omnirelay.lakehouse import bronze
 from omnirelay.lakehouse.bronze_source import find_new
 from omnirelay.lakehouse.pipeline import Pipeline
+from omnirelay.lakehouse.progress import End, decode_progress, events_between, events_in
 from omnirelay.lakehouse.tables import EVENTS, QUARANTINE
 from omnirelay.segments import parquet
 from omnirelay.segments.archive import Archive
@@ -20,6 +22,8 @@ from omnirelay.segments.manifest import Before, segment_key
 from omnirelay.segments.reader import SegmentReader
 from omnirelay.segments.segment import entry_of
 from omnirelay.segments.upkeep import compact
+from tests.segment_logs import FrameLog
+from tests.spark.logs import write_segments as write_to
 from tests.spark.workload import Recorded, recorded, write_segments
 
 if TYPE_CHECKING:
@@ -79,7 +83,37 @@ def test_merged_segments_bring_only_what_is_new(place: Pipeline, log: Recorded, 
     asyncio.run(merge())
     assert place.ingest().events == len(log.events) - len(numbers(log, 20))
     assert sequences(place) == numbers(log)
+    assert events_in(place.tables.progress(EVENTS)) == len(log.events)
     assert not place.ingest().changed
+
+
+def test_a_new_generation_does_not_make_a_short_log_look_long(spark: SparkSession, tmp_path: Path) -> None:
+    """What is read and written how depends on how many events there are, not on how far their numbers reach."""
+    log = FrameLog()
+    log.commit(3)
+    log.commit(4, jump=GENERATION_JUMP)
+    write_to(str(tmp_path / "segments"), *([frame] for frame in log.frames))
+    spark.conf.set("spark.sql.shuffle.partitions", "7")
+    pipeline = Pipeline(spark, str(tmp_path / "segments"), str(tmp_path / "warehouse"))
+    pipeline.ingest()
+    progress = pipeline.tables.progress(EVENTS)
+    assert progress["jobs"].sequence > GENERATION_JUMP
+    assert events_in(progress) == 7
+    log.commit(2, jump=GENERATION_JUMP)
+    write_to(str(tmp_path / "segments"), log.frames[-1:])
+    pipeline.ingest()
+    newest = pipeline.tables.progress(EVENTS)
+    assert events_in(newest) == 9
+    assert events_between(progress, newest) == 2
+    assert pipeline.tables.spark.conf.get("spark.sql.shuffle.partitions") == "1", "as it is for few events"
+
+
+def test_progress_of_tables_that_do_not_say_how_many_events_they_hold_is_taken_from_its_numbers() -> None:
+    said = '{"a": {"sequence": 40, "chain": "c0", "log_id": "l"}, "b": {"sequence": 2}}'
+    older = decode_progress(f'{{"omnirelay": 1, "shards": {said}}}')
+    assert older == {"a": End(40, "c0", "l"), "b": End(2)}
+    assert events_in(older) == 42
+    assert events_between(older, {**older, "a": End(50, "c1", "l", events=45)}) == 5
 
 
 def test_a_segment_that_comes_twice_or_that_no_manifest_lists_changes_nothing(

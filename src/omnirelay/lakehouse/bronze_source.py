@@ -147,7 +147,8 @@ class _Shard:
                 if isinstance(outcome, _Stopped):
                     raise outcome
                 taken.append(outcome)
-                end = End(entry.last, entry.chain, manifest.log_id)
+                events = (0 if end is None else end.count) + outcome.events
+                end = End(entry.last, entry.chain, manifest.log_id, events)
         except _Stopped as stop:
             refused = stop.refused
         return ShardPlan(

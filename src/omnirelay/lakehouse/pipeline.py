@@ -25,7 +25,7 @@ from omnirelay.errors import DataLoss
 from omnirelay.lakehouse import bronze
 from omnirelay.lakehouse.bronze_source import Refused, find_new
 from omnirelay.lakehouse.formats import open_tables, overtaken
-from omnirelay.lakehouse.progress import Progress, commit_number, within
+from omnirelay.lakehouse.progress import Progress, commit_number, events_in, within
 from omnirelay.lakehouse.sizing import FEW_EVENTS, Sizing
 from omnirelay.lakehouse.steps import Steps
 from omnirelay.lakehouse.tables import EVENTS, GOLD, LEASES, SILVER, TABLES, Table
@@ -106,7 +106,7 @@ class Pipeline:
         return summary
 
     def _bring_all(self, target: Progress, summary: Summary) -> None:
-        steps = Steps(self.tables, few=self._sizing.suit(commit_number(target)))
+        steps = Steps(self.tables, few=self._sizing.suit(events_in(target)))
         try:
             for table in (*SILVER, *GOLD):
                 if self._stopping():
@@ -149,7 +149,7 @@ class Pipeline:
             summary.newly_refused = bronze.quarantine(self.tables, summary.refused)
             summary.segments = sum(len(plan.paths) for plan in plans)
             upto = bronze.ends_of(plans, after)
-            self._sizing.suit(commit_number(upto))
+            self._sizing.suit(events_in(upto))
             rows = bronze.new_events(self.tables.spark, plans, after)
             if rows is not None and upto != after:
                 self._timed(summary, EVENTS, lambda: self.tables.append(EVENTS, rows, upto))

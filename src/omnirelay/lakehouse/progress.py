@@ -23,6 +23,13 @@ class End(msgspec.Struct, frozen=True, omit_defaults=True):
     chain: str = ""
     """The chain behind that event, in hexadecimal; the next segment has to continue it."""
     log_id: str = ""
+    events: int = 0
+    """How many events of the shard the table holds. Numbers of events jump with every generation: they do not tell."""
+
+    @property
+    def count(self) -> int:
+        """The events; of tables that were made before they were counted, as many as their numbers leave room for."""
+        return self.events or self.sequence
 
 
 Progress: TypeAlias = Mapping[str, End]
@@ -66,6 +73,16 @@ def within(progress: Progress, limit: Progress) -> bool:
 def commit_number(progress: Progress) -> int:
     """A number that rises with every commit: of two that do the same work at once, the table takes one."""
     return sum(end.sequence for end in progress.values())
+
+
+def events_in(progress: Progress) -> int:
+    """How many events a table holds."""
+    return sum(end.count for end in progress.values())
+
+
+def events_between(after: Progress, upto: Progress) -> int:
+    """How many events a table holds that it did not hold before."""
+    return sum(end.count - (after[shard].count if shard in after else 0) for shard, end in upto.items())
 
 
 def sequences(progress: Progress) -> dict[str, int]:

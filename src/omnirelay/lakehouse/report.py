@@ -20,6 +20,7 @@ from omnirelay.errors import InvalidArgument
 from omnirelay.lakehouse import report_data
 from omnirelay.lakehouse.errors import TablesMissing
 from omnirelay.lakehouse.formats import TableStore
+from omnirelay.lakehouse.progress import events_in, sequences
 from omnirelay.lakehouse.report_counts import extent, series_and_headline
 from omnirelay.lakehouse.report_data import Report, Shard, clipped, span_of
 from omnirelay.lakehouse.report_health import anomalies, backpressure, peers, resources
@@ -73,12 +74,13 @@ def make_report(tables: TableStore, kind: str, wanted: Wanted | None = None, *, 
             f" omnirelay lakehouse run --source SEGMENTS --warehouse {tables.warehouse} --format {kind}",
             warehouse=tables.warehouse,
         )
-    ends = {name: end.sequence for name, end in tables.progress(SLO).items()}
+    progress = tables.progress(SLO)
+    ends = sequences(progress)
     for shard in wanted.shards:
         if shard not in ends:
             known = ", ".join(sorted(ends)[: report_data.SHARDS_MAX]) or "none"
             raise InvalidArgument(f"shard {shard!r} is not in the tables; there are: {known}", field="shard")
-    with Sizing(tables.spark).suited(sum(ends.values())):
+    with Sizing(tables.spark).suited(events_in(progress)):
         return _counted(tables, wanted, ends, int(time.time() * 1000) if now_ms is None else now_ms)
 
 

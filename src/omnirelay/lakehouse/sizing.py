@@ -19,7 +19,7 @@ _PARTITION_EVENTS: Final = 250_000
 """About so many fit into the memory of one task while they are sorted."""
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _PARTITIONS_MAX: Final = 2_000
-"""The number of events is told from their sequence numbers, which jump by billions with a new generation."""
+"""Each costs something, however little is in it. More events than these hold take longer for each."""
 
 _FOR_FEW: Final = {
     "spark.sql.codegen.wholeStage": "false",

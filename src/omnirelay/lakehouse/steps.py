@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from omnirelay.lakehouse import bronze, gold, gold_anomalies, gold_windows, silver
 from omnirelay.lakehouse.formats import EVERYTHING, TableStore
-from omnirelay.lakehouse.progress import Progress, commit_number, encode_progress
+from omnirelay.lakehouse.progress import Progress, encode_progress, events_between
 from omnirelay.lakehouse.silver_intervals import fold_backpressure, fold_peers
 from omnirelay.lakehouse.silver_items import fold_items
 from omnirelay.lakehouse.silver_leases import fold_leases
@@ -133,7 +133,7 @@ class Steps:
         changes = silver.item_events(self._events(after, upto))
         if self._few:
             changes = self._kept[key] = changes.localCheckpoint()
-        elif commit_number(upto) - commit_number(after) <= _KEPT_EVENTS_MAX:
+        elif events_between(after, upto) <= _KEPT_EVENTS_MAX:
             changes = self._kept[key] = changes.persist()
         return changes
 
