@@ -10,7 +10,9 @@ import pytest
 
 from omnirelay.core import commands as cmd
 from omnirelay.core.answers import CompleteAnswer
+from omnirelay.core.events import LeaderElected
 from omnirelay.core.options import MIB
+from omnirelay.core.snapshot import digest
 from omnirelay.engine import writer
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
@@ -26,10 +28,12 @@ from tests.integration.shards import (
     GatedLog,
     Place,
     enqueued,
+    events_of,
     item,
     items,
     kinds_of,
     on_every_log,
+    one_lease,
     soon,
     start,
 )
@@ -209,6 +213,71 @@ async def test_a_call_whose_first_part_is_durable_is_not_told_that_nothing_was_w
     await settle()
     await soon(shard.close())
     assert isinstance(call.exception(), LogOutcomeUnknown)
+
+
+async def filled_up(shard: Shard, log: RoomFor, clock: FakeClock, ms: int) -> None:
+    """Have a full disk refuse an enqueue for so long, and write it then."""
+    log.room = 0
+    call = start(shard.enqueue(item("meets the full disk")))
+    await settle()
+    assert isinstance(shard.failure, LogUnavailable)
+    await clock.advance(ms - 1)
+    log.room = 1_000
+    await clock.advance(1)
+    await soon(call)
+
+
+@pytest.mark.parametrize("staged", [False, True], ids=["nothing behind it", "a frame decided behind it"])
+async def test_a_full_disk_takes_no_time_from_live_leases(staged: bool) -> None:
+    log, clock = RoomFor(), FakeClock()
+    shard = await Shard.open(log, clock=clock, owner="n-1", settings=EngineSettings(stage_events_min=5))
+    await shard.enqueue(items(2))
+    kept, forgotten = await shard.lease(WORKER, max_items=2, lease_duration_ms=10_000)
+    for lease in (kept, forgotten):
+        await shard.heartbeat(lease.token)
+    deadline = (await shard.get(kept.sequence_id)).expires_at
+    assert deadline is not None
+    if staged:
+        log.gate.clear()
+        calls = [start(shard.enqueue(each)) for each in items(2)]
+        await settle()
+        calls += [start(shard.enqueue(each)) for each in items(5)]
+        await settle()
+        log.room = 0
+        log.fail_next_append("definite")
+        log.gate.set()
+        await settle()
+        await clock.advance(60_000 - 1)
+        log.room = 1_000
+        await clock.advance(1)
+        await soon(asyncio.gather(*calls))
+    else:
+        await filled_up(shard, log, clock, 60_000)
+    for lease in (kept, forgotten):
+        view = await shard.get(lease.sequence_id)
+        assert (view.state, view.attempt, view.expires_at) == ("leased", 1, deadline + 60_000)
+    await clock.advance(9_999)
+    await soon(shard.complete(kept.token))
+    await clock.advance(1)
+    view = await shard.get(forgotten.sequence_id)
+    assert (view.state, view.attempt) == ("ready", 2), "what nobody keeps up runs out after a stall, too"
+    events = await events_of(log)
+    [moved] = [event for event in events[1:] if isinstance(event, LeaderElected)]
+    assert (moved.epoch, moved.owner) == (shard.epoch, "n-1")
+    before = next(event for event in events if event.sequence_number == moved.sequence_number - 1)
+    assert moved.down_from == before.timestamp
+    assert moved.timestamp - moved.down_from == 60_000
+    assert digest(await shard.state_at(shard.last_sequence)) == digest(shard.state)
+    await shard.close()
+
+
+async def test_a_full_disk_is_no_event_when_nobody_has_a_lease() -> None:
+    log, clock = RoomFor(), FakeClock()
+    shard = await Shard.open(log, clock=clock)
+    await filled_up(shard, log, clock, 60_000)
+    await one_lease(shard)
+    assert await kinds_of(log) == ["LeaderElected", "Enqueue", "LeaseGranted"]
+    await shard.close()
 
 
 async def test_a_disk_that_fills_up_during_the_close_does_not_hold_it_up() -> None:

@@ -204,7 +204,9 @@ class BackpressureChanged(_Event):
 
 
 class LeaderElected(_Event):
-    """A writer took over. Live leases move by `timestamp - down_from`: nobody could heartbeat."""
+    """A writer took over, or goes on after it could not write for a while. Live leases move by `timestamp - down_from`:
+    nobody could heartbeat.
+    """
 
     down_from: int
     epoch: int

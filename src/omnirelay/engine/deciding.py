@@ -61,14 +61,18 @@ class Decider:
         self._items = items
         self._events_max = 0
 
-    def build(self, batch: Batch, inbox: deque[Request], now_ms: int, *, events_max: int, alive: bool) -> None:
-        """Empty the inbox into the batch, as long as it has fewer than `events_max` events. `alive`: write down that
-        time went by anyway.
+    def build(
+        self, batch: Batch, inbox: deque[Request], now_ms: int, *, events_max: int, first: Command | None
+    ) -> None:
+        """Empty the inbox into the batch, as long as it has fewer than `events_max` events, behind the engine's own
+        `first`.
         """
         state = self.state
         self._events_max = events_max
         bytes_max = state.live_bytes + FRAME_BODY_BYTES_MAX
-        if alive or state.time_has_work(now_ms):
+        if first is not None:
+            self._own(batch, first, now_ms)
+        if type(first) is not AdvanceTime and state.time_has_work(now_ms):
             self._own(batch, AdvanceTime(), now_ms)
         late = self._acknowledgements(batch, inbox, now_ms)
         self._signal_backpressure(batch, now_ms)

@@ -135,6 +135,7 @@ class Shard(Operating):
             state,
             recovered.position,
             epoch=acquired.epoch,
+            owner=owner,
             time=time,
             clock=clock,
             ids=ids or lease_ids(),

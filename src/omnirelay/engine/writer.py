@@ -8,7 +8,8 @@ processor does not idle while the disk works. Every answer, refusals and reads t
 frames evolved before it was decided are durable: nothing is ever shown that a crash could take back.
 
 When the store refuses a frame for now (disk full), the same bytes are tried again and intake is
-closed meanwhile. When the outcome is unknown, or another writer took over, the shard is given up:
+closed meanwhile. Nobody can heartbeat then, so the frame after it first gives that time back to live
+leases, as a new leader does. When the outcome is unknown, or another writer took over, the shard is given up:
 only a new start can learn what the log holds.
 """
 
@@ -24,7 +25,7 @@ from typing import Any
 from msgspec.json import encode as encode_json
 
 from omnirelay.core.answers import GrantedLease, ItemView
-from omnirelay.core.commands import Command
+from omnirelay.core.commands import AdvanceTime, Command, ElectLeader
 from omnirelay.core.decide import Ids
 from omnirelay.core.events import Event, GenerationStarted
 from omnirelay.core.rules.handling import find_item
@@ -73,6 +74,7 @@ class Writer:
         position: Position,
         *,
         epoch: int,
+        owner: str,
         time: ShardTime,
         clock: Clock,
         ids: Ids,
@@ -93,6 +95,7 @@ class Writer:
         self.items = ItemWaiters()
         self._log = log
         self._epoch = epoch
+        self._owner = owner
         self._time = time
         self._clock = clock
         self._settings = settings
@@ -108,6 +111,8 @@ class Writer:
         self._staged: Batch | None = None
         self._pausing: asyncio.Event | None = None
         """Set to end the pause between two tries of a frame."""
+        self._stall_ended = False
+        """Writes were refused and are taken again; leases have not got that time back yet."""
         self._timer: Timer | None = None
         self._timer_at = 0
         self._task: asyncio.Task[None] | None = None
@@ -222,7 +227,11 @@ class Writer:
             await self._launch(batch)
 
     def _due(self) -> bool:
-        return self._decider.has_more(self.now_ms()) or self._proof_due()
+        return self._time_owed() or self._decider.has_more(self.now_ms()) or self._proof_due()
+
+    def _time_owed(self) -> bool:
+        """Live leases wait for the time back in which nobody could heartbeat."""
+        return self._stall_ended and bool(self.state.leased.live)
 
     def _proof_due(self) -> bool:
         """While leases live, the log says at least every heartbeat interval that the shard does too."""
@@ -235,10 +244,17 @@ class Writer:
     def _build(self) -> Batch:
         """Decide what waits. Whatever goes wrong in here, `_give_up` finds the batch in `_open`."""
         now_ms = max(self.now_ms(), self.state.time)
-        alive = self._proof_due() and not self._inbox
+        first: Command | None = None
+        if self._time_owed():
+            # Counted from the last event, which is about when the stall began. Before anything else: what would have
+            # run out during the stall must not do so now.
+            first = ElectLeader(self._epoch, self._owner, self.state.time)
+        elif self._proof_due() and not self._inbox:
+            first = AdvanceTime()
+        self._stall_ended = False
         generation = self.state.generation
         batch = self._open = Batch()
-        self._decider.build(batch, self._inbox, now_ms, events_max=self._events_max(), alive=alive)
+        self._decider.build(batch, self._inbox, now_ms, events_max=self._events_max(), first=first)
         self._waiting_events = max(self._waiting_events - len(batch.events), 0) if self._inbox else 0
         if batch.events:
             batch.frames = self._encode(batch, generation, now_ms)
@@ -326,6 +342,7 @@ class Writer:
             if self.stalled is not None:
                 _log.warning("log_available_again", extra={"shard": self._log.shard})
                 self.stalled = None
+                self._stall_ended = True
             return position
 
     async def _pause(self, delay_ms: int) -> None:
