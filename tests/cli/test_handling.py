@@ -78,6 +78,25 @@ def test_drained_items_come_back_as_they_were(relay: Relay, tmp_path: Path) -> N
     assert again == {"restoredCount": 0, "duplicateCount": 1_203}
 
 
+def test_items_move_to_a_shard_that_has_their_ids_in_use(relay: Relay, tmp_path: Path) -> None:
+    file = tmp_path / "pending.jsonl"
+    for name in ("a", "b"):
+        relay.enqueue(name)
+    relay.ok("drain", "--to", file)
+    relay.ok("restore", "--from", file)
+    # The same two as another shard would have sent them: the ids are these, the items are not.
+    foreign = "".join(
+        json.dumps({**json.loads(line), "payload": {"resourceType": "table", "resourceId": f"foreign-{number}"}}) + "\n"
+        for number, line in enumerate(file.read_text().splitlines())
+    )
+    said = relay.ok("restore", "--from", "-", text=foreign)
+    assert said.out == "restored 2 items, 0 were there already; 2 got new ids, theirs were taken\n"
+    again = relay.ok("restore", "--from", "-", "-o", "json", text=foreign).json
+    assert again == {"restoredCount": 0, "duplicateCount": 2}
+    pending = relay.ok("peek", "-o", "json").json["items"]
+    assert [item["payload"]["resourceId"] for item in pending] == ["a", "b", "foreign-0", "foreign-1"]
+
+
 def test_drain_takes_no_more_than_asked_and_writes_to_stdout(relay: Relay) -> None:
     for name in ("a", "b", "c"):
         relay.enqueue(name)

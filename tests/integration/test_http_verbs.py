@@ -486,6 +486,17 @@ async def test_items_of_the_reference_system_can_be_restored(http: Http) -> None
     assert lease["lastError"] == {"message": "disk full", "code": "io.full"}
 
 
+async def test_an_item_whose_id_is_taken_gets_another_and_the_answer_says_which(http: Http) -> None:
+    await enqueued(http)
+    item = {"payload": payload("foreign"), "attempt": 2, "enqueuedAt": "2025-11-24T10:00:00+00:00", "sequenceId": 1}
+    assert await http.call("restore", {"items": [item]}) == {
+        "restoredCount": 1,
+        "duplicateCount": 0,
+        "renumbered": [{"sequenceId": 1, "newSequenceId": 2}],
+    }
+    assert (await http.call("get", {"sequenceId": 2}))["item"]["payload"]["resourceId"] == "foreign"
+
+
 async def test_restoring_nothing_is_no_mistake(http: Http) -> None:
     assert await http.call("restore", {}) == {"restoredCount": 0, "duplicateCount": 0}
     assert await http.call("restore", {"items": []}) == {"restoredCount": 0, "duplicateCount": 0}

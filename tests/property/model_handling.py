@@ -11,6 +11,13 @@ from tests.property.model_work import WorkModel
 EXPIRED = ("the lease ran out before an acknowledgement came", "error.taskqueue.lease_expired")
 
 
+def identity(item: Record) -> tuple[Any, ...]:
+    """What an item has for life, and no item of another shard has all of."""
+    spec = item["spec"]
+    settings = (spec["priority"], spec["weight"], spec["max_attempts"])
+    return "identity", item["sequence_id"], item["enqueued_at"], settings, spec["request"], meaning_of(spec)
+
+
 class Model(WorkModel):
     # -- cancel --------------------------------------------------------------------------------
 
@@ -50,27 +57,39 @@ class Model(WorkModel):
             self.gone[item["sequence_id"]] = "drained"
         return page, len(ready) + len(delayed) - len(page)
 
-    def restore(self, drained: list[Record], who: Who, now: int) -> tuple[int, int]:
-        """All or nothing; what is there already (by id, or by request id) is counted, not doubled."""
+    def restore(self, drained: list[Record], who: Who, now: int) -> tuple[int, int, list[tuple[int, int]]]:
+        """All or nothing. What is there already is counted: the very item, or its request with its payload.
+        What is not comes in, if need be under another number, or without what its request id stands for here.
+        """
         fresh: list[Record] = []
         for given in drained:
             if not given["spec"]["type"].strip():
                 raise Refused("resourcelease.payload.resource_type_required")
+            who_it_is = identity(given)
+            if any(who_it_is == other["identity"] for other in fresh):
+                continue
+            known = self.items.get(given["sequence_id"])
+            if known is not None and identity(known) == who_it_is:
+                continue
+            if who_it_is in self.requests and self.requests[who_it_is]["id"] in self.items:
+                continue
             request = given["request"]
             if request is None and given["spec"]["request"] is not None:
                 request = (who[0], given["spec"]["request"])
-            if given["sequence_id"] in self.items:
+            meaning = given.get("meaning") or meaning_of(given["spec"])
+            others = [other["meaning"] for other in fresh if request is not None and other["request"] == request]
+            if not others and request in self.requests:
+                others = [self.requests[request]["meaning"]]
+                if others == [meaning] and self.requests[request]["id"] not in self.items:
+                    others = []  # Its item has gone, maybe away and back: this may be it.
+            if meaning in others:
                 continue
-            if any(given["sequence_id"] == other["sequence_id"] for other in fresh):
-                continue
-            if request is not None:
-                if any(request == other["request"] for other in fresh):
-                    continue
-                if request in self.requests and self.requests[request]["id"] != given["sequence_id"]:
-                    continue
-            fresh.append({**given, "request": request})
+            if others:
+                request, meaning = who_it_is, meaning_of(given["spec"])
+            fresh.append({**given, "request": request, "meaning": meaning, "identity": who_it_is})
+        moved = self._renumber(fresh)
         if not fresh:
-            return 0, len(drained)
+            return 0, len(drained), []
         new_requests = [item for item in fresh if item["request"] not in (None, *self.requests)]
         if (
             len(self.having(*LIVE)) + len(fresh) > self.items_max()
@@ -86,7 +105,26 @@ class Model(WorkModel):
             if given["last_token"] is not None and given["last_token"][3] is not None:
                 # Stores downstream may have seen it: nothing granted from here on may be below.
                 self.fences.append(given["last_token"][3])
-        return len(fresh), len(drained) - len(fresh)
+        return len(fresh), len(drained) - len(fresh), moved
+
+    def _renumber(self, fresh: list[Record]) -> list[tuple[int, int]]:
+        """New numbers for those whose own are taken, in their old order and behind everything that is."""
+        free: set[int] = set()
+        moving: list[Record] = []
+        for item in fresh:
+            if item["sequence_id"] in self.items or item["sequence_id"] in free:
+                moving.append(item)
+            else:
+                free.add(item["sequence_id"])
+        moved: list[tuple[int, int]] = []
+        number = max([self.next_id, *(taken + 1 for taken in free)])
+        for item in sorted(moving, key=lambda item: item["sequence_id"]):
+            moved.append((item["sequence_id"], number))
+            item["sequence_id"] = number
+            if item["request"] is None:
+                item["request"], item["meaning"] = item["identity"], meaning_of(item["spec"])
+            number += 1
+        return moved
 
     def _bring_back(self, given: Record, now: int) -> None:
         not_before = given["not_before"]
@@ -100,7 +138,7 @@ class Model(WorkModel):
         if self.attempts_left(item) < 0:
             item["burned"] = item["attempt"] - 1
         if item["request"] is not None:
-            self.remember_request(item, given.get("meaning") or meaning_of(given["spec"]))
+            self.remember_request(item, given["meaning"])
 
     # -- dead letters --------------------------------------------------------------------------
 

@@ -127,7 +127,8 @@ class CoreMachine(WorkRules):
         )
         if done is not None:
             answer, expected = done
-            assert (answer.restored_count, answer.duplicate_count) == expected
+            renumbered = [(each.sequence_id, each.new_sequence_id) for each in answer.renumbered]
+            assert (answer.restored_count, answer.duplicate_count, renumbered) == expected
             self.acknowledged |= set(self.model.items) - before
 
     @precondition(has_dead)

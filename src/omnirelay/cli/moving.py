@@ -120,8 +120,12 @@ def restore(
     namespace: Namespace = DEFAULT_NAMESPACE,
     output: Output = Format.TABLE,
 ) -> None:
-    """Take drained items in. One that is there already is counted as a duplicate, so a repeat does no harm."""
+    """Take drained items in. One that is there already is counted as a duplicate, so a repeat does no harm.
+
+    One whose id stands for another item there comes in under a new id, and is named with both by `-o json`.
+    """
     restored = duplicates = 0
+    renumbered: list[dict[str, int]] = []
     with (
         opened(source) as (file, total),
         Client(url, namespace) as client,
@@ -135,6 +139,7 @@ def restore(
                     raise at_line(refusal, lines) from None
                 restored += answer["restoredCount"]
                 duplicates += answer["duplicateCount"]
+                renumbered += answer.get("renumbered", [])
                 move(read, None)
         except BadLine as bad:
             raise Stop(
@@ -143,8 +148,12 @@ def restore(
         except Stop as stop:
             stop.message += f"; {_so_far(restored, duplicates)}"
             raise
-    counts = {"restoredCount": restored, "duplicateCount": duplicates}
-    print_answer(output, counts, None, lambda: f"restored {restored} items, {duplicates} were there already")
+    counts: dict[str, Any] = {"restoredCount": restored, "duplicateCount": duplicates}
+    text = f"restored {restored} items, {duplicates} were there already"
+    if renumbered:
+        counts["renumbered"] = renumbered
+        text += f"; {len(renumbered)} got new ids, theirs were taken"
+    print_answer(output, counts, None, lambda: text)
 
 
 def _pending(value: dict[str, Any]) -> dict[str, Any]:

@@ -84,9 +84,19 @@ class DrainAnswer(msgspec.Struct, frozen=True):
     remaining_count: int
 
 
+class Renumbered(msgspec.Struct, frozen=True):
+    """An item whose number stood for another one here, and the number it got instead."""
+
+    sequence_id: int
+    new_sequence_id: int
+
+
 class RestoreAnswer(msgspec.Struct, frozen=True):
+    """Everything that came in or was there already; `renumbered` ones are among those that came in."""
+
     restored_count: int
     duplicate_count: int
+    renumbered: list[Renumbered] = []
 
 
 class PauseAnswer(msgspec.Struct, frozen=True):

@@ -51,9 +51,9 @@ from omnirelay.core.rules.handling import (
     decide_edit,
     decide_purge,
     decide_redrive,
-    decide_restore,
 )
 from omnirelay.core.rules.pausing import decide_pause, decide_resume
+from omnirelay.core.rules.restoring import decide_restore
 from omnirelay.core.rules.upkeep import (
     decide_caps,
     decide_generation,

@@ -106,7 +106,10 @@ class Operating:
         return answer
 
     async def restore(self, items: Sequence[RestoredItem], *, caller: Caller = ANONYMOUS) -> RestoreAnswer:
-        """Take drained items in, here or elsewhere; what is there already is counted and left alone."""
+        """Take drained items in, here or elsewhere; what is there already is counted and left alone.
+
+        An item whose id stands for another one here comes in under a new id, which the answer names.
+        """
         batch = list(items)
         answer: RestoreAnswer = await self._writer.command(cmd.RestoreItems(batch, caller), len(batch))
         return answer

@@ -202,7 +202,15 @@ class LeaseVerbs:
             return out.RestoreAnswer(restored_count=0, duplicate_count=0)
         _check_count("items", request.items)
         answer = await self._shard().restore(request.values(), caller=caller_of(meta))
-        return out.RestoreAnswer(restored_count=answer.restored_count, duplicate_count=answer.duplicate_count)
+        renumbered = [
+            out.Renumbered(sequence_id=each.sequence_id, new_sequence_id=each.new_sequence_id)
+            for each in answer.renumbered
+        ]
+        return out.RestoreAnswer(
+            restored_count=answer.restored_count,
+            duplicate_count=answer.duplicate_count,
+            renumbered=renumbered or None,
+        )
 
     async def cancel(self, meta: RequestMeta, request: asked.CancelRequest) -> out.CancelAnswer:
         answer = await self._shard().cancel(

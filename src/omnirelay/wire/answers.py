@@ -283,9 +283,19 @@ class DrainAnswer(Outgoing):
     remaining_count: int
 
 
+class Renumbered(Outgoing):
+    """An item whose number stood for another one here, and the number it got instead."""
+
+    sequence_id: int
+    new_sequence_id: int
+
+
 class RestoreAnswer(Outgoing):
+    """`renumbered` items are among those that were restored; left out when there are none."""
+
     restored_count: int
     duplicate_count: int
+    renumbered: list[Renumbered] | None = None
 
 
 class CancelAnswer(Outgoing):

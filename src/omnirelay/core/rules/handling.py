@@ -1,4 +1,4 @@
-"""Deciding what operators and callers do with items outside the lease cycle: cancel, drain, restore, dead letters."""
+"""Deciding what operators and callers do with items outside the lease cycle: cancel, drain, dead letters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from omnirelay.core import events as ev
-from omnirelay.core.answers import CancelAnswer, CountAnswer, DrainAnswer, RestoreAnswer
+from omnirelay.core.answers import CancelAnswer, CountAnswer, DrainAnswer
 from omnirelay.core.commands import (
     CancelItem,
     DeadLetterSelection,
@@ -15,43 +15,16 @@ from omnirelay.core.commands import (
     EditDeadLetter,
     PurgeItems,
     RedriveItems,
-    RestoreItems,
 )
 from omnirelay.core.events import NO_PROGRESS, RestoredItem
-from omnirelay.core.intake import (
-    ATTEMPTS_MAX,
-    BATCH_ITEMS_MAX,
-    CALLER_MAX,
-    DIGEST_BYTES,
-    PROGRESS_BYTES_MAX,
-    TEXT_MAX,
-    TIME_MAX_MS,
-    WEIGHT_MAX,
-    check_name,
-    check_nesting,
-    check_number,
-    check_payload,
-    check_required_number,
-    check_stored,
-    check_text,
-    payload_digest,
-    refuse,
-    request_key,
-    stored_bytes,
-)
-from omnirelay.core.items import COMPLETED, DEAD, LEASED, STATE_NAMES, Item, size_of
-from omnirelay.core.options import BODY_LIMIT_MAX, COMMAND_BYTES_MAX
-from omnirelay.core.payload import ErrorInfo, OwnershipToken
-from omnirelay.core.rules.enqueue import check_request_room
+from omnirelay.core.intake import BATCH_ITEMS_MAX, TEXT_MAX, check_payload, check_required_number, check_text, refuse
+from omnirelay.core.items import COMPLETED, DEAD, LEASED, STATE_NAMES, Item
+from omnirelay.core.options import COMMAND_BYTES_MAX
 from omnirelay.core.rules.pausing import RETRY_AFTER_MS
-from omnirelay.core.rules.upkeep import GENERATION_JUMP
+from omnirelay.core.rules.restoring import restored_bytes
 from omnirelay.core.state import State
-from omnirelay.errors import InvalidArgument, NotFound, ResourceExhausted
+from omnirelay.errors import NotFound, ResourceExhausted
 
-NUMBER_MAX = 1 << 53
-"""Largest id taken from outside: every JSON reader keeps it exact."""
-FENCE_MAX = 1 << 52
-"""Largest fence from another log: numbering jumps past it and must stay within NUMBER_MAX."""
 SCAN_MAX = 10_000
 """Most dead letters one step looks at when most of them do not match."""
 
@@ -98,7 +71,7 @@ def decide_cancel(state: State, command: CancelItem, now_ms: int) -> tuple[list[
     ], CancelAnswer(True, "cancelled", False)
 
 
-# -- drain and restore -------------------------------------------------------------------------
+# -- drain -------------------------------------------------------------------------------------
 
 
 def decide_drain(state: State, command: DrainItems, now_ms: int) -> tuple[list[ev.Event], DrainAnswer]:
@@ -110,7 +83,7 @@ def decide_drain(state: State, command: DrainItems, now_ms: int) -> tuple[list[e
     size = 0
     for item in _pending(state):
         drained = pending_item(state, item)
-        size += _restored_bytes(drained)
+        size += restored_bytes(drained)
         # A page can be restored in one call, so it keeps to what one call may carry.
         if len(page) >= command.items_max or (page and size > COMMAND_BYTES_MAX):
             break
@@ -166,157 +139,6 @@ def pending_item(state: State, item: Item) -> RestoredItem:
         attempt_floor=0 if trail is None else trail.attempt_floor,
         undelivered=0 if trail is None else trail.undelivered,
     )
-
-
-def decide_restore(state: State, command: RestoreItems, now_ms: int) -> tuple[list[ev.Event], RestoreAnswer]:
-    """All or nothing; what is there already is counted, not doubled.
-
-    Fences must go on rising for the store downstream: when an item brings a token from elsewhere whose
-    fence this log has not reached, a generation starts first and the numbering jumps past it.
-    """
-    if not isinstance(command.items, list) or len(command.items) > BATCH_ITEMS_MAX:
-        refuse("items", f"must be a list of at most {BATCH_ITEMS_MAX} items")
-    taken: list[RestoredItem] = []
-    ids: set[int] = set()
-    keys: set[bytes] = set()
-    size = 0
-    stored = 0
-    highest_fence = 0
-    for index, given in enumerate(command.items):
-        try:
-            item = _checked_pending_item(state, given, command.caller.principal, now_ms)
-        except InvalidArgument as error:
-            error.details["index"] = index
-            raise
-        token = item.last_ownership_token
-        if token is not None and token.fence is not None:
-            highest_fence = max(highest_fence, token.fence)
-        if item.sequence_id in state.items or item.sequence_id in ids or _taken_request(state, item, keys):
-            continue
-        ids.add(item.sequence_id)
-        if item.request_key is not None:
-            keys.add(item.request_key)
-        size += size_of(item.payload)
-        stored += _restored_bytes(item)
-        taken.append(item)
-    duplicates = len(command.items) - len(taken)
-    if not taken:
-        return [], RestoreAnswer(0, duplicates)
-    check_stored(stored)
-    _check_restore_room(state, len(taken), size)
-    check_request_room(state, len(keys - state.requests.keys()), now_ms, keys)
-    if highest_fence > max(state.sequence, FENCE_MAX):
-        refuse("lastOwnershipToken", f"must have a fence of at most {FENCE_MAX}")
-    events: list[ev.Event] = []
-    sequence = state.sequence
-    if highest_fence > sequence:
-        sequence = highest_fence + GENERATION_JUMP
-        events.append(
-            ev.GenerationStarted(
-                sequence_number=sequence,
-                timestamp=now_ms,
-                generation=state.generation + 1,
-                reason="restored items bring fences from another log",
-                next_sequence_id=state.next_sequence_id,
-            )
-        )
-    events.append(
-        ev.RestoreSnapshot(
-            sequence_number=sequence + 1,
-            timestamp=now_ms,
-            items=taken,
-            principal=command.caller.principal,
-        )
-    )
-    return events, RestoreAnswer(len(taken), duplicates)
-
-
-def _checked_pending_item(state: State, given: RestoredItem, principal: str | None, now_ms: int) -> RestoredItem:
-    if not isinstance(given, RestoredItem):
-        refuse("items", "must not have empty elements", code="resourcelease.restore.pending_item_required")
-    check_payload(given.payload, BODY_LIMIT_MAX)
-    check_required_number("sequenceId", given.sequence_id, 1, NUMBER_MAX)
-    check_required_number("attempt", given.attempt, 1, ATTEMPTS_MAX)
-    check_required_number("enqueuedAt", given.enqueued_at, 0, TIME_MAX_MS)
-    check_required_number("priority", given.priority, 0, 9)
-    check_required_number("weight", given.weight, 1, WEIGHT_MAX)
-    check_number("notBefore", given.not_before, 0, TIME_MAX_MS)
-    check_number("maxAttempts", given.max_attempts, 1, ATTEMPTS_MAX)
-    check_number("parentSequenceId", given.parent_sequence_id, 1, NUMBER_MAX)
-    if given.last_error is not None:
-        if type(given.last_error) is not ErrorInfo:
-            refuse("lastError", "must be an error")
-        check_text("lastError", given.last_error.message, TEXT_MAX)
-        check_text("lastError", given.last_error.code)
-    _check_past_token(given.last_ownership_token)
-    _check_past_progress(given.progress)
-    key, digest = given.request_key, given.payload_digest
-    for field, value in (("requestKey", key), ("payloadDigest", digest)):
-        if value is not None and (type(value) is not bytes or len(value) != DIGEST_BYTES):
-            refuse(field, f"must be {DIGEST_BYTES} bytes")
-    if given.payload.request_id is not None:
-        digest = digest or payload_digest(given.payload)
-        key = key or request_key(principal, given.payload.request_id)
-    not_before = given.not_before
-    if not_before is not None and not_before <= now_ms:
-        not_before = None
-    # An empty progress must be the very value that stands for none, or it would be written as nothing at all.
-    progress = given.progress if bytes(given.progress) else NO_PROGRESS
-    return msgspec.structs.replace(
-        given, request_key=key, payload_digest=digest, not_before=not_before, progress=progress
-    )
-
-
-def _check_past_token(token: OwnershipToken | None) -> None:
-    if token is None:
-        return
-    if type(token) is not OwnershipToken:
-        refuse("lastOwnershipToken", "must be a token")
-    check_required_number("lastOwnershipToken", token.sequence_id, 1, NUMBER_MAX)
-    check_required_number("lastOwnershipToken", token.attempt, 1, ATTEMPTS_MAX)
-    check_number("lastOwnershipToken", token.fence, 0, NUMBER_MAX)
-    check_name("lastOwnershipToken", token.lease_id, CALLER_MAX)
-
-
-def _check_past_progress(progress: msgspec.Raw) -> None:
-    encoded = bytes(progress)
-    if len(encoded) > PROGRESS_BYTES_MAX:
-        refuse("progress", f"must be at most {PROGRESS_BYTES_MAX} bytes as JSON, got {len(encoded)}")
-    if encoded:
-        try:
-            msgspec.json.decode(encoded)
-        except (msgspec.DecodeError, RecursionError) as error:
-            refuse("progress", f"is not JSON: {error}")
-        check_nesting(encoded)
-
-
-def _restored_bytes(item: RestoredItem) -> int:
-    """No less than what the item takes in a RestoreSnapshot event."""
-    stored = stored_bytes(item.payload) + len(bytes(item.progress)) + 512
-    if item.last_error is not None:
-        stored += 4 * (len(item.last_error.message) + len(item.last_error.code or ""))
-    if item.last_ownership_token is not None:
-        stored += 4 * len(item.last_ownership_token.lease_id)
-    return stored
-
-
-def _taken_request(state: State, item: RestoredItem, keys: set[bytes]) -> bool:
-    """Whether the item's request id stands for another item here."""
-    key = item.request_key
-    if key is None:
-        return False
-    record = state.requests.get(key)
-    return key in keys or (record is not None and record.sequence_id != item.sequence_id)
-
-
-def _check_restore_room(state: State, items: int, size: int) -> None:
-    options = state.options
-    if state.live_count + items > options.items_max or state.live_bytes + size > options.bytes_max:
-        raise ResourceExhausted(
-            f"{items} items do not fit: {state.live_count} are here, capacity and reserve are {options.items_max}",
-            retry_after_ms=RETRY_AFTER_MS,
-            itemsMax=options.items_max,
-        )
 
 
 # -- dead letters ------------------------------------------------------------------------------
