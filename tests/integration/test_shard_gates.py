@@ -164,6 +164,38 @@ async def test_an_enqueue_that_waited_in_vain_is_refused_as_if_it_had_not_waited
     await shard.close()
 
 
+@pytest.mark.parametrize("others_wait", [False, True])
+async def test_an_enqueue_that_could_never_fit_is_refused_at_once_and_holds_nobody_up(others_wait: bool) -> None:
+    shard, clock = await open_shard(TIGHT)
+    waiting = None
+    if others_wait:
+        await shard.enqueue(items(4))
+        waiting = start(shard.enqueue(item("late"), wait_ms=60_000))
+        await settle()
+    with pytest.raises(InvalidArgument) as refused:
+        await soon(start(shard.enqueue(items(5), wait_ms=60_000)))
+    assert refused.value.code == "resourcelease.payload.too_large"
+    assert (refused.value.details["field"], refused.value.details["limit"]) == ("items", 4)
+    for _ in range(4 if others_wait else 0):
+        await shard.complete((await one_lease(shard)).token)
+    await clock.advance(1_000)
+    if waiting is not None:
+        await soon(waiting)
+    await shard.enqueue(item("next"))
+    await shard.close()
+
+
+async def test_an_enqueue_that_waits_is_refused_when_capacity_falls_below_what_it_needs() -> None:
+    shard, _ = await open_shard(TIGHT)
+    await shard.enqueue(items(4))
+    waiting = start(shard.enqueue(items(3), wait_ms=60_000))
+    await settle()
+    await shard.change_options(QueueOptions(capacity=2))
+    with pytest.raises(InvalidArgument):
+        await soon(waiting)
+    await shard.close()
+
+
 async def test_waiting_enqueues_come_in_as_they_came_and_nobody_overtakes_them() -> None:
     shard, clock = await open_shard(TIGHT)
     await shard.enqueue(items(4))

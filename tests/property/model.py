@@ -114,6 +114,10 @@ class ModelBase:
         room = self.options["capacity"] - len(self.having(*LIVE))
         room_bytes = self.options["capacity_bytes"] - self.live_bytes()
         if fresh and (len(fresh) > room or sum(size_of(spec) for _, spec in fresh) > room_bytes):
+            if len(fresh) > self.options["capacity"]:
+                raise Refused("resourcelease.payload.too_large")
+            if sum(size_of(spec) for _, spec in fresh) > self.options["capacity_bytes"]:
+                raise Refused("resourcelease.payload.too_large")
             raise Refused("error.resourcelease.backpressure")
         self.take_in(fresh, who, now, None)
         return results, len(self.having("ready", "delayed")), len(self.having("leased"))
@@ -152,6 +156,8 @@ class ModelBase:
                 named[key] = (self.next_id + len(fresh), meaning_of(spec))
             results.append((self.next_id + len(fresh), False))
             fresh.append((self.next_id + len(fresh), spec))
+        if len(named) > self.options["request_id_max"]:
+            raise Refused("resourcelease.requestId.invalid")
         missing = len(self.requests) + len(named) - self.options["request_id_max"]
         if named and missing > len(self.spare_requests(now)):
             raise Refused("error.resourcelease.backpressure")

@@ -91,11 +91,18 @@ class Model(WorkModel):
         if not fresh:
             return 0, len(drained), []
         new_requests = [item for item in fresh if item["request"] not in (None, *self.requests)]
+        if len(new_requests) > self.options["request_id_max"]:
+            for item in fresh:
+                if item["request"] == item["identity"]:
+                    item["request"] = None
+            new_requests = [item for item in fresh if item["request"] not in (None, *self.requests)]
         if (
             len(self.having(*LIVE)) + len(fresh) > self.items_max()
             or self.live_bytes() + sum(size_of(item["spec"]) for item in fresh) > self.bytes_max()
         ):
             raise Refused("error.resourcelease.backpressure")
+        if len(new_requests) > self.options["request_id_max"]:
+            raise Refused("resourcelease.requestId.invalid")
         missing = len(self.requests) + len(new_requests) - self.options["request_id_max"]
         coming_back = [item["request"] for item in fresh]
         if new_requests and missing > len([key for key in self.spare_requests(now) if key not in coming_back]):

@@ -6,8 +6,8 @@ import pytest
 
 from omnirelay.core import commands as cmd
 from omnirelay.core.options import QueueOptions
-from omnirelay.core.payload import Caller
-from omnirelay.errors import AlreadyExists, ResourceExhausted
+from omnirelay.core.payload import Caller, NewItem
+from omnirelay.errors import AlreadyExists, InvalidArgument, ResourceExhausted
 from tests.builders import WORKER, Kernel, new_item
 
 ALICE, BOB = Caller(principal="alice"), Caller(principal="bob")
@@ -201,10 +201,35 @@ def test_the_table_of_request_ids_never_grows_beyond_its_limit() -> None:
         page = kernel.do(cmd.DrainItems())
         kernel.do(cmd.RestoreItems(page.items))
     kernel.do(cmd.DrainItems())
-    four = [new_item(name, request_id=name) for name in ("r2", "r3", "r4", "r5")]
-    assert isinstance(kernel.refusal(cmd.EnqueueItems(four)), ResourceExhausted)
-    kernel.enqueue(*four[:3])
+    kernel.enqueue(*[new_item(name, request_id=name) for name in ("r2", "r3", "r4")])
+    assert isinstance(kernel.refusal(cmd.EnqueueItems([new_item(request_id="r5")])), ResourceExhausted)
     assert len(kernel.state.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("items", "field", "limit"),
+    [
+        ([new_item(request_id=f"r{number}") for number in range(4)], "requestId", 3),
+        ([new_item() for _ in range(6)], "items", 5),
+        ([new_item(body=b"x" * 50), new_item(body=b"x" * 51)], "items", 100),
+        ([new_item(body=b"x" * 101)], "payload", 100),
+    ],
+)
+def test_what_would_not_even_fit_an_empty_shard_is_the_callers_mistake(
+    items: list[NewItem], field: str, limit: int
+) -> None:
+    kernel = Kernel(QueueOptions(capacity=5, capacity_bytes=100, request_id_max=3))
+    error = kernel.refusal(cmd.EnqueueItems(items))
+    assert isinstance(error, InvalidArgument)
+    assert (error.details["field"], error.details["limit"]) == (field, limit)
+    assert error.message.startswith(field)
+
+
+def test_repeats_do_not_make_a_batch_too_large() -> None:
+    kernel = Kernel(QueueOptions(capacity=2, capacity_bytes=10, request_id_max=2))
+    batch = [new_item("a", body=b"12345", request_id="r1")] * 3 + [new_item("b", body=b"12345", request_id="r2")]
+    assert kernel.enqueue(*batch) == [1, 1, 1, 2]
+    assert kernel.enqueue(*batch) == [1, 1, 1, 2]
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

@@ -196,3 +196,10 @@ def test_what_was_handed_in_stays_as_it_was() -> None:
     assert (page[0].sequence_id, page[0].request_key) == (1, None)
     [event] = [event for event in there.events if isinstance(event, RestoreSnapshot)]
     assert event.items[0].sequence_id == 2
+
+
+def test_a_shard_that_remembers_no_request_ids_takes_items_under_new_numbers_all_the_same() -> None:
+    there = shard("b", options=QueueOptions(request_id_max=0))
+    page = drained(shard("a", start_ms=START_MS - 1_000))
+    assert restore(there, page) == RestoreAnswer(1, 0, [Renumbered(1, 2)])
+    assert not there.state.requests

@@ -20,7 +20,7 @@ from omnirelay.core.commands import (
 )
 from omnirelay.core.decide import Ids, acknowledge_all, apply, check_enqueue
 from omnirelay.core.intake import check_grant
-from omnirelay.core.rules.enqueue import is_repeat
+from omnirelay.core.rules.enqueue import check_size, is_repeat
 from omnirelay.core.rules.grant import repeated_grants
 from omnirelay.core.state import State
 from omnirelay.engine.requests import (
@@ -128,12 +128,10 @@ class Decider:
         )
         if len(outcomes) < len(commands):
             return False
-        batch.requests += 1
         batch.answer(request.future, outcomes[0] if request.single else outcomes, begun)
         return True
 
     def _one(self, batch: Batch, request: Request, now_ms: int) -> None:
-        batch.requests += 1
         batch.deciding = [request.future]
         if request.future.done():
             return  # The caller left before its command was looked at: as if it had never come.
@@ -175,6 +173,7 @@ class Decider:
         refusal: ResourceExhausted | None = None
         if self._enqueues:
             check_enqueue(self.state, request.command)
+            check_size(self.state, request.command)
         if not self._enqueues or is_repeat(self.state, request.command):
             try:
                 self._take_in(batch, request, now_ms)

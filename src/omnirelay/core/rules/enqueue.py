@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from msgspec.structs import astuple
 
@@ -11,8 +11,9 @@ from omnirelay.core import events as ev
 from omnirelay.core.answers import EnqueueAnswer, EnqueueResult
 from omnirelay.core.batches import check_batch
 from omnirelay.core.commands import EnqueueItems
-from omnirelay.core.intake import caller_bytes, payload_digest, request_key
+from omnirelay.core.intake import caller_bytes, payload_digest, refuse, request_key
 from omnirelay.core.items import size_of
+from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import Caller, NewItem
 from omnirelay.core.rules.closing import check_backpressure
 from omnirelay.core.rules.pausing import RETRY_AFTER_MS, check_intake
@@ -32,13 +33,15 @@ def decide_enqueue(state: State, command: EnqueueItems, now_ms: int) -> tuple[li
     items = command.items
     events: list[ev.Event] = []
     results = plan_items(state, items, now_ms, command.caller, None, state.sequence, events)
+    if len(events) < len(items):
+        # Repeats of items that are in already need no room.
+        size = sum(size_of(event.payload) for event in events if type(event) is ev.Enqueue)
+    if len(events) > options.capacity or size > options.capacity_bytes:
+        _refuse_size(options, len(events), size)
     if events and state.pauses:
         check_intake(state, items, results)
     if events and (state.backpressure or state.closures):
         check_backpressure(state)
-    if len(events) < len(items):
-        # Repeats of items that are in already need no room.
-        size = sum(size_of(event.payload) for event in events if type(event) is ev.Enqueue)
     if events and (
         state.live_count + len(events) > options.capacity or state.live_bytes + size > options.capacity_bytes
     ):
@@ -50,6 +53,52 @@ def decide_enqueue(state: State, command: EnqueueItems, now_ms: int) -> tuple[li
             capacityBytes=options.capacity_bytes,
         )
     return events, EnqueueAnswer(results, state.pending_count + len(events), state.leased.live)
+
+
+def check_size(state: State, command: EnqueueItems) -> None:
+    """Refuse a valid call that would not even fit an empty shard: no wait makes room for it."""
+    options = state.options
+    items = command.items
+    if len(items) <= min(options.capacity, options.request_id_max) and (
+        sum(size_of(item.payload) for item in items) <= options.capacity_bytes
+    ):
+        return
+    principal = command.caller.principal
+    keys: set[bytes] = set()
+    count = size = 0
+    for item in items:
+        request_id = item.payload.request_id
+        if request_id is not None:
+            key = request_key(principal, request_id)
+            if key in keys or key in state.requests:
+                continue
+            keys.add(key)
+        count += 1
+        size += size_of(item.payload)
+    if count > options.capacity or size > options.capacity_bytes:
+        _refuse_size(options, count, size)
+    _check_request_count(options, len(keys))
+
+
+def _refuse_size(options: QueueOptions, count: int, size: int) -> NoReturn:
+    field = "items" if count > 1 else "payload"
+    code = "resourcelease.payload.too_large"
+    advice = "send them in several calls, or raise it" if count > 1 else "keep large data in a store, or raise it"
+    if count > options.capacity:
+        why = f"are {count}, and the capacity of this shard is {options.capacity}; {advice}"
+        refuse(field, why, code=code, limit=options.capacity)
+    why = f"has {size} bytes, and the capacity_bytes of this shard is {options.capacity_bytes}; {advice}"
+    refuse(field, why, code=code, limit=options.capacity_bytes)
+
+
+def _check_request_count(options: QueueOptions, wanted: int) -> None:
+    if wanted > options.request_id_max:
+        refuse(
+            "requestId",
+            f"comes with {wanted} items, and this shard remembers {options.request_id_max} at most; "
+            "send fewer in one call, send without requestId, or raise request_id_max",
+            limit=options.request_id_max,
+        )
 
 
 def is_repeat(state: State, command: EnqueueItems) -> bool:
@@ -140,6 +189,7 @@ def _known_request(state: State, seen: dict[bytes, tuple[int, bytes]], key: byte
 def check_request_room(state: State, wanted: int, now_ms: int, returning: Set[bytes] = frozenset()) -> None:
     """Refuse when remembering `wanted` more request ids would forget one too early; `returning` ones must stay too."""
     options = state.options
+    _check_request_count(options, wanted)
     missing = len(state.requests) + wanted - options.request_id_max
     if missing <= 0 or not wanted:
         return

@@ -167,6 +167,7 @@ class _Intake:
         """The items that come in, each under a number that is free."""
         moving = self._moving
         if not moving:
+            self._spare_memory()
             return self._taken, []
         taken = self._taken
         if self._state.options.ordering == "fifo":
@@ -184,7 +185,17 @@ class _Intake:
             if item.request_key is None:
                 item.request_key, item.payload_digest = marks[place], payload_digest(item.payload)
             number += 1
+        self._spare_memory()
         return taken, renumbered
+
+    def _spare_memory(self) -> None:
+        """Where so many fingerprints can never be remembered, items come in without: better twice than never."""
+        known = self._state.requests
+        wanted = {item.request_key for item in self._taken if item.request_key not in known} - {None}
+        if len(wanted) > self._state.options.request_id_max:
+            for item in self._taken:
+                if item.request_key in self._fingerprints:
+                    item.request_key = item.payload_digest = None
 
 
 def fingerprint(item: RestoredItem | Item) -> bytes:
