@@ -148,9 +148,11 @@ class LogUnavailable(Unavailable):
 
 
 class LogOutcomeUnknown(Unavailable):
-    """A flush failed. What the disk holds is unknown until the next start has read it back."""
+    """A flush failed. What the disk holds is unknown until the next start has read it back. Repeat only what may take
+    effect twice.
+    """
 
-    default_code = "error.resourcelease.log_unavailable"
+    default_code = "error.resourcelease.log_outcome_unknown"
 
 
 class LogFenced(Unavailable):

@@ -101,6 +101,8 @@ class Network:
         """Made so far."""
         self.refuses_upgrades = False
         """Answers upgrades as a proxy that knows no WebSocket does."""
+        self.bad_gateway = 0
+        """So many answers of the node are replaced by a 502, as by a proxy that lost them."""
         self.breaks_after: int | None = None
         """The connection ends when so many more bytes have come from the node; later ones are whole again."""
 
@@ -173,6 +175,10 @@ class Network:
         with contextlib.suppress(OSError):
             while data := await source.read(65_536):
                 await self._open.wait()
+                if from_node and self.bad_gateway:
+                    self.bad_gateway -= 1
+                    sink.write(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 4\r\nconnection: close\r\n\r\nlost")
+                    return
                 left = self.breaks_after if from_node else None
                 sink.write(data[:left])
                 await sink.drain()

@@ -11,7 +11,8 @@ import pytest
 
 from omnirelay.client.client import Client, ItemSpec
 from omnirelay.client.failures import ConnectionLost, NotConnected
-from omnirelay.errors import DeadlineExceeded, Unavailable
+from omnirelay.errors import DeadlineExceeded, LogOutcomeUnknown, Unavailable
+from omnirelay.log.memory import MemoryLog
 from tests.integration.http_sockets import until
 from tests.integration.node_process import NodeProcess, network_before
 from tests.integration.nodes import running_node
@@ -83,6 +84,37 @@ async def test_without_request_ids_a_lost_answer_is_an_error_and_not_a_second_it
         with pytest.raises(ConnectionLost):
             await call
         await client.enqueue("table", "b", request_id="mine")
+
+
+@pytest.mark.parametrize("mode", ["stream", "http"])
+@pytest.mark.parametrize("fault", ["unknown-lost", "unknown-kept"])
+async def test_what_must_not_be_repeated_is_not_when_nobody_knows_what_the_disk_holds(mode: Any, fault: Any) -> None:
+    async def enqueue(client: Client) -> None:
+        await client.enqueue("table", "b")
+
+    for call in (enqueue, Client.drain):
+        async with running_node() as node, Client(node.url, mode=mode, request_ids=False) as client:
+            await client.enqueue("table", "a")
+            log = node.components[0].shard().log
+            assert isinstance(log, MemoryLog)
+            log.fail_next_append(fault)
+            with pytest.raises(LogOutcomeUnknown) as refused:
+                await call(client)
+            assert refused.value.code == "error.resourcelease.log_outcome_unknown"
+
+
+@pytest.mark.parametrize("request_ids", [True, False])
+async def test_a_proxy_that_answers_in_place_of_the_node_may_have_handed_the_call_on(request_ids: bool) -> None:
+    async with running_node() as node, network_before(node.url) as network, Client(node.url) as direct:
+        network.bad_gateway = 1
+        async with Client(network.url, mode="http", request_ids=request_ids) as client:
+            if request_ids:
+                assert (await client.enqueue("table", "a")).duplicate
+            else:
+                with pytest.raises(ConnectionLost):
+                    await client.enqueue("table", "a")
+        assert network.bad_gateway == 0
+        assert (await direct.stats()).pending_count == 1
 
 
 async def test_a_connection_that_swallows_everything_is_noticed_within_the_time_of_a_call() -> None:

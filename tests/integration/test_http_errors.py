@@ -374,10 +374,10 @@ async def test_a_log_whose_outcome_is_unknown_is_unavailable_with_advice_to_retr
     log.fail_next_append(fault)
     for _ in range(3):
         response = await own.post("enqueue", ITEM)
-        refused(response, 503, "UNAVAILABLE", "error.resourcelease.log_unavailable")
+        refused(response, 503, "UNAVAILABLE", "error.resourcelease.log_outcome_unknown")
         assert response.headers["retry-after"] == "1"
     reading = await own.post("stats")
-    refused(reading, 503, "UNAVAILABLE", "error.resourcelease.log_unavailable")
+    refused(reading, 503, "UNAVAILABLE", "error.resourcelease.log_outcome_unknown")
 
 
 async def test_refusing_many_calls_for_one_reason_keeps_nothing_of_them(node: Node, own: Http) -> None:

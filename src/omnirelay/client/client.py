@@ -26,7 +26,7 @@ from omnirelay.client.linking import Linking, Mode
 from omnirelay.client.retrying import RetryBudget, pause_ms
 from omnirelay.client.watching import watch_events
 from omnirelay.core.payload import DEFAULT_PRIORITY, DEFAULT_WEIGHT, OwnershipToken
-from omnirelay.errors import DeadlineExceeded, OmniRelayError, ResourceExhausted, Unavailable
+from omnirelay.errors import DeadlineExceeded, LogOutcomeUnknown, OmniRelayError, ResourceExhausted, Unavailable
 from omnirelay.wire import answers as out
 from omnirelay.wire import requests as asked
 from omnirelay.wire.instants import instant
@@ -103,7 +103,8 @@ class Client:
         """`mode`: a stream, plain HTTP, or (auto) HTTP only where a stream cannot get through.
 
         `request_ids` gives every item one that has none, so that a retry cannot enqueue it twice; the node remembers
-        them for minutes. Without, an enqueue whose answer got lost raises ConnectionLost instead of being repeated.
+        them for minutes. Without, an enqueue of which nobody knows whether it was carried out raises ConnectionLost or
+        LogOutcomeUnknown instead of being repeated.
         """
         self.url = url
         self.namespace = namespace
@@ -485,8 +486,8 @@ class Client:
             except TimeoutError:
                 raise DeadlineExceeded(f"no answer came within {timeout_ms:.0f} ms") from None
             except (Unavailable, ResourceExhausted) as error:
-                if isinstance(error, ConnectionLost) and not repeatable:
-                    raise
+                if isinstance(error, ConnectionLost | LogOutcomeUnknown) and not repeatable:
+                    raise  # It may have been carried out.
                 pause = pause_ms(min(tried, PAUSES_GROW), error.retry_after_ms)
                 # A connection is made for all callers at once, so waiting for one is free; and when it breaks, every
                 # call that was under way has to be sent again. The budget is for a node that cannot keep up.
@@ -516,6 +517,7 @@ _STATUSES = {
     "error.resourcelease.draining": "UNAVAILABLE",
     "error.resourcelease.no_leader": "UNAVAILABLE",
     "error.resourcelease.log_unavailable": "UNAVAILABLE",
+    LogOutcomeUnknown.default_code: "UNAVAILABLE",
     "resourcelease.request_id.conflict": "ALREADY_EXISTS",
     "resource-exhausted": "RESOURCE_EXHAUSTED",
     "invalid-argument": "INVALID_ARGUMENT",

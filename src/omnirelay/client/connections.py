@@ -66,11 +66,15 @@ class Connection(Protocol):
     async def aclose(self) -> None: ...
 
 
-def refused(status: int, body: bytes) -> OmniRelayError:
+def refused(status: int, body: bytes, *, called: bool = False) -> OmniRelayError:
+    """What an answer means that is no success. `called`: a call had been sent, and a proxy that answers in place of the
+    node may have handed it on before.
+    """
     try:
         return error_of(msgspec.json.decode(body, type=ErrorBody))
     except msgspec.DecodeError:
-        return NotConnected(f"the node answered with HTTP {status}", retry_after_ms=1_000, status=status)
+        kind = ConnectionLost if called else NotConnected
+        return kind(f"the node answered with HTTP {status}", retry_after_ms=1_000, status=status)
 
 
 class HttpConnection:
@@ -103,7 +107,7 @@ class HttpConnection:
         except httpx.HTTPError as error:
             raise ConnectionLost(f"the call to {self._client.base_url} broke off: {error!r}") from None
         if response.status_code != 200:
-            raise refused(response.status_code, response.content)
+            raise refused(response.status_code, response.content, called=True)
         return response.content
 
     async def acknowledge(self, ack: StreamAck, ttl_ms: float) -> Outcome:

@@ -9,6 +9,7 @@ from omnirelay.errors import (
     FailedPrecondition,
     Internal,
     InvalidArgument,
+    LogOutcomeUnknown,
     NotFound,
     OmniRelayError,
     OutOfRange,
@@ -38,6 +39,9 @@ _CLASSES: dict[Status, type[OmniRelayError]] = {
     )
 }
 
+_CODES: dict[str, type[OmniRelayError]] = {LogOutcomeUnknown.default_code: LogOutcomeUnknown}
+"""Those that callers have to tell from others of the same status."""
+
 
 class ConnectionLost(Unavailable):
     """The connection ended before the answer came: whether the call was carried out is unknown."""
@@ -53,7 +57,7 @@ class NotConnected(Unavailable):
 
 def error_of(body: ErrorBody) -> OmniRelayError:
     status = status_named(body.status) or Status.INTERNAL
-    kind = _CLASSES.get(status, Internal)
+    kind = _CODES.get(body.code) or _CLASSES.get(status, Internal)
     error = kind(body.message, code=body.code, retry_after_ms=body.retry_after_ms)
     error.details.update(body.metadata or {})
     return error
