@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import InvalidArgument, OmniRelayError
 from omnirelay.log.base import FRAME_BYTES_MAX, Frame
+from omnirelay.log.failpoints import armed
 from omnirelay.log.frame import encode_frame
+from omnirelay.log.sqlite import writer as sqlite_writer
 from omnirelay.testing.clock import FakeClock, settle
 from tests.integration.shards import (
     WORKER,
@@ -35,6 +38,7 @@ from tests.integration.shards import (
     soon,
     start,
 )
+from tests.patience import PATIENCE_S
 
 
 @on_every_log
@@ -75,9 +79,10 @@ async def test_commands_that_come_while_a_frame_is_written_become_the_next_one()
 
 
 @pytest.mark.parametrize("together", [1, 2], ids=["alone", "in company"])
-async def test_nothing_is_answered_before_the_frame_it_rests_on_is_durable(together: int) -> None:
-    """A command that comes alone is written on the calling thread; that must not make a difference."""
-    log = GatedLog()
+@pytest.mark.parametrize("quick", [True, False], ids=["without a hop", "with a hop"])
+async def test_nothing_is_answered_before_the_frame_it_rests_on_is_durable(quick: bool, together: int) -> None:
+    """On a quick disk frames are written on the calling thread; that must not make a difference."""
+    log = GatedLog(quick=quick)
     shard = await Shard.open(log, clock=FakeClock())
     [known] = await enqueued(shard)
     log.gate.clear()
@@ -101,6 +106,33 @@ async def test_nothing_is_answered_before_the_frame_it_rests_on_is_durable(toget
     await soon(asyncio.gather(*writes, *others.values(), return_exceptions=True))
     await shard.close()
     assert early == [], "answered from a state that a crash could still take back"
+
+
+async def test_the_event_loop_waits_for_a_quick_disk_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a lone caller: whatever else lives on the loop would stand still with it."""
+    own = threading.current_thread()
+    appended: list[bool] = []
+    slow = False
+
+    def take_long() -> None:
+        appended.append(threading.current_thread() is own)
+        if slow:
+            threading.Event().wait(0.02)
+
+    shard = await Place("sqlite", tmp_path).open(FakeClock())
+    with armed("log.append.begin", take_long), monkeypatch.context() as patch:
+        patch.setattr(sqlite_writer, "INLINE_NS_MAX", PATIENCE_S * 1_000_000_000)  # Whatever disk this runs on.
+        for each in items(3):
+            await shard.enqueue(each)
+        assert appended == [True] * 3, "a lone caller on a quick disk needs no hop"
+        patch.undo()
+        slow = True
+        await shard.enqueue(item())  # Nobody knows yet that the disk is slow.
+        appended.clear()
+        for each in items(3):
+            await shard.enqueue(each)
+    assert appended == [False] * 3
+    await shard.close()
 
 
 async def test_events_beyond_the_limit_of_a_frame_go_to_the_next() -> None:

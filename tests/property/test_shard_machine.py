@@ -161,14 +161,22 @@ class ShardMachine(RuleBasedStateMachine):
         second=st.lists(CALLS, min_size=1, max_size=4),
         ticks=st.integers(1, 5),
         leaves=st.lists(st.integers(0, 9), max_size=2),
+        inline=st.booleans(),
         crash=st.booleans(),
     )
     def overtake(
-        self, where: str, first: list[Call], second: list[Call], ticks: int, leaves: list[int], crash: bool
+        self,
+        where: str,
+        first: list[Call],
+        second: list[Call],
+        ticks: int,
+        leaves: list[int],
+        inline: bool,
+        crash: bool,
     ) -> None:
         """Calls that come while others are being made durable: none may be told what is not durable yet."""
         self.alive()
-        self.the_disk_is_slow(where)
+        self.the_disk_is_slow(where, inline)
         self.run(self._submit(first, ticks))
         self.run(self._submit(second, ticks))
         for pick in leaves:
@@ -234,9 +242,10 @@ class ShardMachine(RuleBasedStateMachine):
 
     # -- disks ---------------------------------------------------------------------------------
 
-    @rule(where=st.sampled_from(["before", "after", "nowhere", "nowhere"]))
-    def the_disk_is_slow(self, where: str) -> None:
+    @rule(where=st.sampled_from(["before", "after", "nowhere", "nowhere"]), inline=st.booleans())
+    def the_disk_is_slow(self, where: str, inline: bool) -> None:
         assert self.log is not None
+        self.log.quick_though_held = inline
         for gate, name in ((self.log.before, "before"), (self.log.after, "after")):
             gate.clear() if name == where else gate.set()
         self.run(self._submit([], 5))
@@ -325,6 +334,7 @@ STEPS = st.one_of(
         st.lists(CALLS, min_size=1, max_size=4),
         st.integers(1, 5),
         st.lists(st.integers(0, 9), max_size=2),
+        st.booleans(),
         st.booleans(),
     ),
     st.tuples(st.just("let_time_pass"), st.sampled_from([1, 500, 3_000, 10_000])),

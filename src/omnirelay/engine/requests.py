@@ -111,7 +111,7 @@ class Batch:
     themselves are never split.
     """
 
-    __slots__ = ("answers", "commands", "deciding", "durable", "events", "frames", "last", "requests")
+    __slots__ = ("answers", "commands", "deciding", "durable", "events", "frames", "last")
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -128,7 +128,6 @@ class Batch:
         self.frames: list[Frame] = []
         self.durable = 0
         """How many of the events are in durable frames."""
-        self.requests = 0
 
     def answer(self, future: asyncio.Future[Any], outcome: Any, begun: int | None = None) -> None:
         """`begun` is for calls of several commands, which frames may part: where the first of them began."""

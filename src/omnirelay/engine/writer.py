@@ -307,10 +307,10 @@ class Writer:
         if not batch.frames:
             await self._answer(batch)
             return
-        alone = batch.requests <= 1 and not self._inbox
         small = len(batch.frames) == 1 and len(batch.frames[0].data) <= INLINE_BYTES_MAX
-        if small and (alone or self._log.is_quick):
-            # Nobody else waits, or not for long: a hop to another thread and back takes about as long as a quick disk.
+        if small and self._log.is_quick:
+            # A hop to another thread and back takes about as long as a quick disk. A slow one must not stop the event
+            # loop, not for a lone caller either: other shards, probes and heartbeats live on it.
             self._open = batch
             await self._append(batch, inline=True)
             self._open = None
