@@ -83,6 +83,21 @@ async def lease_of(http: Http, **request: Any) -> dict[str, Any]:
     return lease
 
 
+# -- no room -------------------------------------------------------------------------------------
+
+
+async def test_a_redrive_that_fits_in_part_is_answered_and_one_that_does_not_is_refused() -> None:
+    options = QueueOptions(capacity=2, reserve=0, high_watermark=2, low_watermark=1)
+    async with running_node(options=options) as node, Http(node) as http:
+        for _ in range(3):
+            lease = await lease_of(http)
+            await http.call("fail", {"ownershipToken": lease["ownershipToken"], "mode": "dead"})
+        assert await http.call("redrive", {"all": True}) == {"redrivenCount": 2, "leftCount": 1}
+        response = await http.post("redrive", {"all": True})
+        refused(response, 429, "RESOURCE_EXHAUSTED", "error.resourcelease.backpressure")
+        assert (await http.call("stats"))["stats"]["deadLetterCount"] == 1
+
+
 # -- validation ----------------------------------------------------------------------------------
 
 

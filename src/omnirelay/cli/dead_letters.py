@@ -153,11 +153,16 @@ def redrive(
     namespace: Namespace = DEFAULT_NAMESPACE,
     output: Output = Format.TABLE,
 ) -> None:
-    """Make dead letters pending again, with new attempts. Ends with 4 when there was none."""
+    """Make dead letters pending again, with new attempts. Ends with 4 when there was none.
+
+    Without ids those that do not fit into the shard stay dead and are counted; repeat when there is room.
+    """
     request = _selected(ids, resource_type, error_code, everything) | {"ratePerSecond": rate}
     with Client(url, namespace) as client:
         answer = client.call("redrive", request)
-    _report(answer, answer["redrivenCount"], "redriven", output)
+    left = answer.get("leftCount", 0)
+    rest = f"; there was no room for {left} more, repeat when there is" if left else ""
+    _report(answer, answer["redrivenCount"], f"redriven{rest}", output)
 
 
 _PURGE = """

@@ -112,6 +112,13 @@ class CountAnswer(msgspec.Struct, frozen=True):
     next: int | None = None
 
 
+class RedriveAnswer(msgspec.Struct, frozen=True):
+    """How many dead letters were redriven, and how many of those meant stay dead because there was no room."""
+
+    count: int
+    left_count: int = 0
+
+
 class ItemView(msgspec.Struct, frozen=True, kw_only=True):
     """An item with everything the shard knows of it."""
 

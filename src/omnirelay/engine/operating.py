@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from omnirelay.core import commands as cmd
 from omnirelay.core import views
 from omnirelay.core.answers import (
@@ -15,6 +17,7 @@ from omnirelay.core.answers import (
     ItemView,
     Page,
     PauseAnswer,
+    RedriveAnswer,
     RestoreAnswer,
     Stats,
     WhyAnswer,
@@ -25,10 +28,12 @@ from omnirelay.core.items import COMPLETED
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.pauses import Pause
 from omnirelay.core.payload import ANONYMOUS, Caller, Payload
+from omnirelay.core.rules.handling import count_selected
 from omnirelay.core.state import State
 from omnirelay.core.why import why
 from omnirelay.engine.clock import Clock
 from omnirelay.engine.writer import Writer
+from omnirelay.errors import ResourceExhausted
 
 WAIT_MAX_MS = 24 * 3_600_000
 """Longest that a call may wait."""
@@ -151,17 +156,47 @@ class Operating:
         rate_per_second: float | None = None,
         caller: Caller = ANONYMOUS,
     ) -> int:
-        """Make dead letters pending again with fresh attempts; returns how many. Many go in several frames."""
-        count = 0
+        """Make dead letters pending again with fresh attempts; returns how many. Many go in several frames.
+
+        Named ones are redriven all or not at all. Of others as many as there is room for, the oldest first; when there
+        is room for none, that is `ResourceExhausted`. `redrive_fitting` also says how many are left.
+        """
         selection = _selection(sequence_ids, resource_type, error_code, everything)
+        return (await self.redrive_fitting(selection, rate_per_second=rate_per_second, caller=caller)).count
+
+    async def redrive_fitting(
+        self,
+        selection: cmd.DeadLetterSelection,
+        *,
+        rate_per_second: float | None = None,
+        caller: Caller = ANONYMOUS,
+    ) -> RedriveAnswer:
+        """What `redrive` does, with an answer that also counts those there was no room for."""
+        count = 0
+        meant = msgspec.structs.replace(selection)
         while True:
-            answer: CountAnswer = await self._writer.command(
-                cmd.RedriveItems(selection, caller, rate_per_second, count)
-            )
+            try:
+                answer: CountAnswer = await self._writer.command(
+                    cmd.RedriveItems(meant, caller, rate_per_second, count)
+                )
+            except ResourceExhausted:
+                if not count:
+                    raise
+                return RedriveAnswer(count, await self._count_selected(meant))
+            count += answer.count
+            if answer.next is None:
+                return RedriveAnswer(count)
+            meant.after = answer.next
+
+    async def _count_selected(self, selection: cmd.DeadLetterSelection) -> int:
+        meant = msgspec.structs.replace(selection)
+        count = 0
+        while True:
+            answer = await self._read(lambda state, now_ms: count_selected(state, meant))
             count += answer.count
             if answer.next is None:
                 return count
-            selection.after = answer.next
+            meant.after = answer.next
 
     async def purge(
         self,

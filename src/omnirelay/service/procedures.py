@@ -254,15 +254,16 @@ class LeaseVerbs:
         return out.ItemAnswer(item=out.item_of(view))
 
     async def redrive(self, meta: RequestMeta, request: asked.RedriveRequest) -> out.RedriveAnswer:
-        count = await self._shard().redrive(
+        selection = cmd.DeadLetterSelection(
             sequence_ids=request.sequence_ids,
             resource_type=request.resource_type,
             error_code=request.error_code,
             everything=request.all,
-            rate_per_second=request.rate_per_second,
-            caller=caller_of(meta),
         )
-        return out.RedriveAnswer(redriven_count=count)
+        answer = await self._shard().redrive_fitting(
+            selection, rate_per_second=request.rate_per_second, caller=caller_of(meta)
+        )
+        return out.RedriveAnswer(redriven_count=answer.count, left_count=answer.left_count)
 
     async def purge(self, meta: RequestMeta, request: asked.PurgeRequest) -> out.PurgeAnswer:
         count = await self._shard().purge(

@@ -351,7 +351,10 @@ class DeadLettersAnswer(Outgoing):
 
 
 class RedriveAnswer(Outgoing):
+    """`left_count`: of those meant there was no room for so many more; left out when there was for all."""
+
     redriven_count: int
+    left_count: int = 0
 
 
 class PurgeAnswer(Outgoing):

@@ -214,6 +214,12 @@ def decide_purge(state: State, command: PurgeItems, now_ms: int) -> tuple[list[e
     return [purged], CountAnswer(len(chosen), go_on)
 
 
+def count_selected(state: State, selection: DeadLetterSelection) -> CountAnswer:
+    """How many are meant, as far as one step looks, and where the next goes on."""
+    chosen, go_on = _select(state, selection)
+    return CountAnswer(len(chosen), go_on)
+
+
 def _select(state: State, selection: DeadLetterSelection) -> tuple[list[Item], int | None]:
     """The dead letters meant, oldest first, and where to go on looking (None: nothing is left)."""
     given = (
