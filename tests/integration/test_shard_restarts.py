@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,11 @@ from omnirelay.core.payload import OwnershipToken
 from omnirelay.core.snapshot import digest, load
 from omnirelay.core.state import State
 from omnirelay.engine import recovery
+from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
-from omnirelay.errors import FailedPrecondition, LogDamaged
+from omnirelay.errors import FailedPrecondition, LogDamaged, Unavailable
 from omnirelay.log import MemoryLog, SqliteLog
-from omnirelay.testing.clock import FakeClock
+from omnirelay.testing.clock import FakeClock, settle
 from omnirelay.testing.conformance import Leader
 from tests.integration.shards import (
     NAMESPACE,
@@ -293,6 +296,27 @@ async def test_a_snapshot_does_not_hold_the_shard_up(tmp_path: Path) -> None:
         count += 1
     assert count > 1
     assert (await snapshot).sequence < shard.last_sequence
+    await shard.close()
+
+
+async def test_a_helper_that_cannot_be_started_is_logged_and_not_tried_again_with_every_frame(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unheard.append(context))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    shard = await Place("sqlite", tmp_path).open(FakeClock(), settings=EngineSettings(snapshot_every_events=10))
+    for each in items(50):
+        await soon(shard.enqueue(each))
+        await settle()
+    failures = [record for record in caplog.records if record.message == "snapshot_failed"]
+    assert 1 <= len(failures) <= 5
+    assert "cannot be started" in vars(failures[0])["reason"]
+    with pytest.raises(Unavailable) as failed:
+        await shard.snapshot()
+    assert failed.value.code == "error.log.snapshot_failed"
+    gc.collect()
+    assert not unheard
     await shard.close()
 
 

@@ -429,7 +429,7 @@ class Shard(Operating):
                     _log.exception("event_listener_failed", extra={"shard": self.log.shard})
         self._events_since_snapshot += len(events)
         every = self._settings.snapshot_every_events
-        if every and self._events_since_snapshot >= every and self._snapshot_task is None:
+        if every and self._events_since_snapshot >= every and self._snapshot_task is None and not self._closed:
             if snapshot_directory(self.log) is not None:
                 self._snapshot_task = self._loop.create_task(self._snapshot_and_trim())
 
@@ -450,10 +450,12 @@ class Shard(Operating):
         try:
             await self.snapshot()
             await self.trim()
-        except OmniRelayError as error:
-            # The log is whole without it; the next start only takes longer.
+        except Exception as error:
+            # The log is whole without it; the next start only takes longer. Whatever it was, it is not tried again with
+            # every frame.
             self._events_since_snapshot = 0
-            _log.warning("snapshot_failed", extra={"shard": self.log.shard, "reason": error.message})
+            reason = error.message if isinstance(error, OmniRelayError) else repr(error)
+            _log.warning("snapshot_failed", extra={"shard": self.log.shard, "reason": reason})
         finally:
             self._snapshot_task = None
 

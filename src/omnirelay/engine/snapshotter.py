@@ -13,6 +13,7 @@ import gc
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -23,6 +24,8 @@ from omnirelay.log.base import EventLog, SnapshotRecord
 from omnirelay.log.failpoints import hit
 from omnirelay.log.snapshots import read_snapshot, write_snapshot
 from omnirelay.log.sqlite import SqliteLog
+
+SNAPSHOT_FAILED: Final = "error.log.snapshot_failed"
 
 
 async def make_snapshot(log: EventLog, created_ms: int) -> SnapshotRecord:
@@ -54,23 +57,30 @@ async def make_snapshot(log: EventLog, created_ms: int) -> SnapshotRecord:
 
 
 async def make_snapshot_in_helper(log: EventLog, created_ms: int) -> SnapshotRecord:
-    """The same in another process; the log is opened there read-only."""
+    """The same in another process; the log is opened there read-only.
+
+    Raises Unavailable `error.log.snapshot_failed` when that process cannot be started or fails.
+    """
     directory = snapshot_directory(log)
     if directory is None:
         raise InvalidArgument("this log keeps no snapshot files", field="log")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "omnirelay.engine.snapshotter",
-        os.fspath(directory.parent),
-        directory.name,
-        log.shard,
-        str(created_ms),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        # The helper imports what this process imports, however that came onto the path.
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "omnirelay.engine.snapshotter",
+            os.fspath(directory.parent),
+            directory.name,
+            log.shard,
+            str(created_ms),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            # The helper imports what this process imports, however that came onto the path.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+    except OSError as error:
+        # No memory, no process or no file descriptor left, or the interpreter was replaced under a running node.
+        raise Unavailable(f"the snapshot helper cannot be started: {error}", code=SNAPSHOT_FAILED) from error
     try:
         output, errors = await process.communicate()
     except asyncio.CancelledError:
@@ -80,7 +90,7 @@ async def make_snapshot_in_helper(log: EventLog, created_ms: int) -> SnapshotRec
     if process.returncode != 0:
         raise Unavailable(
             f"the snapshot helper failed with {process.returncode}: {errors.decode(errors='replace')[-500:]}",
-            code="error.log.snapshot_failed",
+            code=SNAPSHOT_FAILED,
         )
     return msgspec.json.decode(output, type=SnapshotRecord)
 
