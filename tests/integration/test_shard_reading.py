@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from omnirelay.core.answers import ItemView
 from omnirelay.core.events import Event
 from omnirelay.core.snapshot import digest
+from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
-from omnirelay.errors import NotFound, OmniRelayError, OutOfRange
+from omnirelay.errors import LogOutcomeUnknown, NotFound, OmniRelayError, OutOfRange
 from omnirelay.testing.clock import FakeClock, settle
 from tests.integration.shards import (
     GatedLog,
@@ -238,6 +241,53 @@ async def test_a_cancelled_get_is_forgotten() -> None:
     assert waiting.cancelled()
     assert await kinds_of(shard.log, 4) == ["Completed"]
     await shard.close()
+
+
+async def a_get_that_registers(shard: Shard, log: GatedLog, sequence_id: int) -> asyncio.Task[ItemView]:
+    """A call that has looked at its item and waits for it, while what it looked at is not all on the disk yet."""
+    log.gate.clear()
+    start(shard.enqueue(item("in flight")))
+    await settle()
+    call = start(shard.get(sequence_id, wait_ms=60_000))
+    for name in ("decided with the look", "keeps the disk busy then"):
+        start(shard.enqueue(item(name)))
+        await settle()
+    for _ in range(2):
+        log.gate.set()  # Lets through the one frame that waits.
+        log.gate.clear()
+        await settle()
+    start(shard.enqueue(item("decided with the registration")))
+    await settle()
+    assert len(shard._writer.items) == 1
+    return call
+
+
+async def test_a_get_cancelled_while_its_registration_waits_for_the_disk_is_forgotten() -> None:
+    log = GatedLog()
+    shard = await Shard.open(log, clock=FakeClock(), settings=EngineSettings(stage_events_min=1))
+    [sequence_id] = await enqueued(shard)
+    call = await a_get_that_registers(shard, log, sequence_id)
+    call.cancel()
+    await settle()
+    assert len(shard._writer.items) == 0
+    log.gate.set()
+    await soon(shard.close())
+
+
+async def test_a_get_whose_registration_meets_a_failing_disk_is_refused_once() -> None:
+    unheard: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unheard.append(context))
+    log = GatedLog()
+    shard = await Shard.open(log, clock=FakeClock(), settings=EngineSettings(stage_events_min=1))
+    [sequence_id] = await enqueued(shard)
+    call = await a_get_that_registers(shard, log, sequence_id)
+    log.fail_next_append("unknown-lost")
+    log.gate.set()
+    assert [type(each) for each in await soon(asyncio.gather(call, return_exceptions=True))] == [LogOutcomeUnknown]
+    await soon(shard.close())
+    del call, shard, log  # The error holds its traceback, and that all that was under way.
+    gc.collect()
+    assert not unheard
 
 
 async def test_reads_are_answered_from_one_moment() -> None:

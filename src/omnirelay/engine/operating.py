@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -74,19 +74,27 @@ class Operating:
             else:
                 self._writer.items.add(sequence_id, ended)
 
-        await self._read(register)
+        try:
+            await self._read(register)
+            await self._done_within(ended, wait_ms)
+            if ended.done():
+                return ended.result()
+        finally:
+            # Also when the caller leaves while its registration waits for the disk: it stands by then.
+            if not ended.cancel() and not ended.cancelled():
+                ended.exception()  # Raised to the caller by now, by the one or the other.
+        return await self._read(lambda state, now_ms: views.view(views.locate(state, sequence_id, None, ANONYMOUS)))
+
+    async def _done_within(self, future: asyncio.Future[Any], wait_ms: int) -> None:
+        """Return when the future is done or the time is over, whichever comes first."""
         over = asyncio.Event()
         timer = self._clock.call_later(wait_ms, over.set)
         timeout = asyncio.ensure_future(over.wait())
         try:
-            await asyncio.wait((ended, timeout), return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                return ended.result()
+            await asyncio.wait((future, timeout), return_when=asyncio.FIRST_COMPLETED)
         finally:
             timer.cancel()
             timeout.cancel()
-            ended.cancel()
-        return await self._read(lambda state, now_ms: views.view(views.locate(state, sequence_id, None, ANONYMOUS)))
 
     async def cancel(
         self,
