@@ -23,7 +23,7 @@ def request_bytes(
     raw: bytes | None = None,
 ) -> bytes:
     content = raw if raw is not None else b"" if method in ("GET", "HEAD") else json.dumps(body or {}).encode()
-    lines = [f"{method} {path} HTTP/1.1", "Host: test", f"Content-Length: {len(content)}"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(content)}"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + content
 

@@ -105,7 +105,7 @@ async def test_a_body_over_the_limit_is_refused_however_it_comes() -> None:
 
 async def test_unfinished_bodies_together_are_bounded_and_the_room_comes_back() -> None:
     async with served(body_max=100_000, bodies_max=150_000) as node, Http(node) as http:
-        head = b"POST /v1/resourcelease/stats HTTP/1.1\r\nHost: x\r\nContent-Length: 99000\r\n\r\n"
+        head = b"POST /v1/resourcelease/stats HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99000\r\n\r\n"
         wires = [await Wire.connect(node) for _ in range(4)]
         for wire in wires:
             await wire.send(head + b" ")

@@ -102,7 +102,7 @@ async def test_a_second_signal_ends_the_node_at_once(tmp_path: Path) -> None:
         # A request that never ends keeps the first signal's way of stopping busy.
         host, port = node.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/resourcelease/enqueue HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        writer.write(b"POST /v1/resourcelease/enqueue HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         await writer.drain()
         async with httpx.AsyncClient(base_url=node.url, timeout=PATIENCE_S) as client:
             await client.get("/healthz")

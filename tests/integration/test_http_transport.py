@@ -238,7 +238,7 @@ async def test_connection_close_is_kept(wire: Wire) -> None:
 
 
 async def test_a_body_in_chunks_is_read(wire: Wire) -> None:
-    head = b"POST /v1/resourcelease/peek HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /v1/resourcelease/peek HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     await wire.send(head)
     for part in (b'{"sta', b'te": "re', b'ady"}'):
         await wire.send(b"%x\r\n" % len(part) + part + b"\r\n")
@@ -247,7 +247,9 @@ async def test_a_body_in_chunks_is_read(wire: Wire) -> None:
 
 
 async def test_a_sender_that_waits_for_a_go_ahead_gets_it(wire: Wire) -> None:
-    head = b"POST /v1/resourcelease/stats HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    head = (
+        b"POST /v1/resourcelease/stats HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    )
     await wire.send(head)
     assert (await wire.head()).status == 100
     await wire.send(b"{}")
@@ -256,7 +258,8 @@ async def test_a_sender_that_waits_for_a_go_ahead_gets_it(wire: Wire) -> None:
 
 async def test_a_sender_that_asks_first_is_told_before_it_sends_too_much(wire: Wire) -> None:
     head = (
-        b"POST /v1/resourcelease/stats HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\nExpect: 100-continue\r\n\r\n"
+        b"POST /v1/resourcelease/stats HTTP/1.1\r\nHost: localhost\r\n"
+        b"Content-Length: 99999999\r\nExpect: 100-continue\r\n\r\n"
     )
     await wire.send(head)
     assert (await wire.head()).status == 413

@@ -62,7 +62,12 @@ class Server:
 
     def request(self, path: bytes, body: bytes, *headers: tuple[bytes, bytes]) -> Answer:
         """One whole request on a connection that stays open until it is answered."""
-        lines = [b"POST " + path + b" HTTP/1.1", b"Host: test", b"Content-Length: %d" % len(body), b"Connection: close"]
+        lines = [
+            b"POST " + path + b" HTTP/1.1",
+            b"Host: localhost",
+            b"Content-Length: %d" % len(body),
+            b"Connection: close",
+        ]
         lines += [name + b": " + value for name, value in headers]
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as wire:
             wire.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + body)

@@ -182,7 +182,7 @@ def test_any_headers_are_served_or_refused(server: Server, headers: list[tuple[b
     ),
 )
 def test_any_method_and_path_are_served_or_refused(server: Server, method: bytes, path: bytes) -> None:
-    rest = b" HTTP/1.1\r\nHost: test\r\nRpc-Ttl-Ms: 100\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    rest = b" HTTP/1.1\r\nHost: localhost\r\nRpc-Ttl-Ms: 100\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     answer = server.send(method + b" " + path + rest, half_close=False)
     assert answer.startswith(b"HTTP/1.1 ")
     for line in answer.split(b"\r\n"):

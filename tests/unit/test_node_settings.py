@@ -32,6 +32,7 @@ port = 8080
 grpc_port = 9090
 log_level = "debug"
 drain_timeout = "1m30s"
+allowed_hosts = ["relay.example", "relay"]
 
 [log]
 url = "memory:"
@@ -126,6 +127,7 @@ def test_every_section_reaches_the_settings(config: Config) -> None:
     assert (node.name, node.region, node.data) == ("east-1", "east", Path("var/relay"))
     assert (node.host, node.port, node.grpc_port, node.log_level) == ("::1", 8080, 9090, "debug")
     assert node.drain_timeout_ms == 90_000
+    assert node.allowed_hosts == ("relay.example", "relay")
     assert loaded.settings.log.url == "memory:"
     assert loaded.settings.telemetry.json_logs is True
     assert loaded.settings.engine_settings() == EngineSettings(
@@ -353,6 +355,17 @@ def test_keys_in_the_wrong_place_are_refused(config: Config, text: str, problem:
         ("node", 'data = ""', 'node.data is "", must be the path of a directory'),
         ("node", 'data = "a\\u0000"', 'node.data is "a\\u0000", must be the path of a directory'),
         ("node", 'host = ""', 'node.host is "", must be a host name or an IP address, without a port'),
+        ("node", 'allowed_hosts = "relay"', 'node.allowed_hosts is "relay", must be an array of texts'),
+        (
+            "node",
+            'allowed_hosts = ["a", "relay:443"]',
+            'node.allowed_hosts is "relay:443", must be a host name without a port; addresses need not be named',
+        ),
+        (
+            "node",
+            'allowed_hosts = ["http://relay"]',
+            'node.allowed_hosts is "http://relay", must be a host name or an IP address, without a port',
+        ),
         ("node", 'host = "[::1]"', 'node.host is "[::1]", must be a host name or an IP address, without a port'),
         ("node", 'log_level = "loud"', 'node.log_level is "loud", must be one of debug, info, warning, error'),
         ("node", 'drain_timeout = "2d"', 'node.drain_timeout is "2d", must be a duration between 0s and 1d'),
@@ -741,10 +754,10 @@ def test_rows_have_every_key_once_with_its_origin(config: Config) -> None:
     assert {key: origin for key, _, origin in rows} == loaded.origins
     assert len(rows) == len(loaded.origins)
     assert ("node.drain_timeout", '"1m30s"', f"file {config.path}:10") in rows
-    assert ("shards.orders.low_watermark", '"auto"', f"file {config.path}:33") in rows
-    assert ("log.retention", '"2d"', f"file {config.path}:15") in rows
+    assert ("shards.orders.low_watermark", '"auto"', f"file {config.path}:34") in rows
+    assert ("log.retention", '"2d"', f"file {config.path}:16") in rows
     assert ('shards."a.b".namespace', '"a.b"', "default") in rows
-    assert ("shards.orders.tenant_weights", '{ acme = 3, "b.c" = 2 }', f"file {config.path}:38") in rows
+    assert ("shards.orders.tenant_weights", '{ acme = 3, "b.c" = 2 }', f"file {config.path}:39") in rows
 
 
 # ----------------------------------------------------------------------------------------- schema

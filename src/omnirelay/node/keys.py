@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from omnirelay.core.intake import CALLER_MAX
-from omnirelay.node.kinds import Auto, Choice, Duration, Kind, Size, Switch, Text, Whole, Wrong, refused
+from omnirelay.node.kinds import Auto, Choice, Duration, Kind, Size, Switch, Text, Texts, Whole, Wrong, refused
 from omnirelay.node.settings import LogLevel, LogSection, NodeSection, TelemetrySection
 from omnirelay.node.toml_text import toml_value
 
@@ -71,6 +71,13 @@ def _host(kind: Kind, value: str, written: object) -> None:
         raise refused(value, "a host name or an IP address, without a port")
 
 
+def _hosts(kind: Kind, value: tuple[str, ...], written: object) -> None:
+    for name in value:
+        _host(kind, name, written)
+        if ":" in name:
+            raise refused(name, "a host name without a port; addresses need not be named")
+
+
 def _log_url(kind: Kind, value: str, written: object) -> None:
     if value in ("sqlite:", "memory:"):
         return
@@ -115,6 +122,14 @@ _NODE_KEYS = [
     key_for(_NODE, "host", Text(), _host, "Address to listen on."),
     key_for(_NODE, "port", Whole(), _PORT, "HTTP port; 0 takes a free one."),
     key_for(_NODE, "grpc_port", Auto(Whole()), _PORT, 'gRPC port; "auto" is the HTTP port + 1.'),
+    key_for(
+        _NODE,
+        "allowed_hosts",
+        Texts(),
+        _hosts,
+        "Names under which the node may be asked, besides addresses, localhost and host: what a proxy before it sends"
+        " as Host. With none: on loopback no others, elsewhere any.",
+    ),
     key_for(_NODE, "log_level", Choice(*get_args(LogLevel)), anything, "Least severity that is logged."),
     key_for(
         _NODE,

@@ -240,6 +240,9 @@ class Texts(_Json):
             raise refused(value, self.noun)
         return tuple(value)
 
+    def written(self, value: Sequence[str]) -> object:
+        return list(value)
+
     def schema(self) -> Schema:
         return {"type": "array", "items": {"type": "string"}}
 

@@ -25,7 +25,7 @@ import uvicorn
 from omnirelay.control.pages import control_pages
 from omnirelay.engine.clock import Clock
 from omnirelay.errors import InvalidArgument, Unavailable
-from omnirelay.node.settings import NodeSettings
+from omnirelay.node.settings import NodeSettings, is_loopback
 from omnirelay.replication.procedures import serve_replication
 from omnirelay.replication.replication import Replication
 from omnirelay.rpc.dispatcher import Dispatcher
@@ -33,6 +33,7 @@ from omnirelay.rpc.metering import metered
 from omnirelay.service.component import ResourceLeaseComponent, ResourceLeaseOptions
 from omnirelay.telemetry.meters import CallMeter
 from omnirelay.transport.http import HttpInbound
+from omnirelay.transport.origins import Origins
 from omnirelay.transport.websocket import websocket_inbound
 
 _log = logging.getLogger("omnirelay.node")
@@ -82,10 +83,14 @@ class Node:
             settings.sinks, settings.node.data, durable=not in_memory, region=settings.node.region
         )
         serve_replication(self.dispatcher, self.replication)
+        node = settings.node
+        # Other nodes are asked under names that nobody has told them.
+        named = is_loopback(node.host) or bool(node.allowed_hosts)
+        self._origins = Origins((node.host, *node.allowed_hosts) if named else None)
         self.application = HttpInbound(
             self.dispatcher,
             pages=control_pages(self.dispatcher, self.components, self.calls, self._about, self.replication),
-            same_origin_only=True,
+            origins=self._origins,
         )
         self.port = 0
         self._server: _Server | None = None
@@ -104,7 +109,7 @@ class Node:
         config = uvicorn.Config(
             self.application,
             http="httptools",
-            ws=websocket_inbound(self.dispatcher),  # type: ignore[arg-type]
+            ws=websocket_inbound(self.dispatcher, origins=self._origins),  # type: ignore[arg-type]
             lifespan="off",
             access_log=False,
             log_config=None,

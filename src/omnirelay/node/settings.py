@@ -47,6 +47,8 @@ class NodeSection(msgspec.Struct, frozen=True, kw_only=True):
     """0 takes a free one."""
     grpc_port: int | None = None
     """None: the HTTP port + 1."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names it is asked under besides addresses, localhost and `host`. Empty: on loopback no others, elsewhere any."""
     log_level: LogLevel = "info"
     drain_timeout_ms: int = 10_000
 

@@ -32,7 +32,7 @@ from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.statuses import http_status
 from omnirelay.transport.http_bodies import Bodies, Receive, SenderGone, SenderTooSlow
 from omnirelay.transport.http_headers import error_body, error_headers, read_headers, request_meta
-from omnirelay.transport.origins import check_origin
+from omnirelay.transport.origins import Origins
 from omnirelay.transport.sse import event_stream
 
 _log = logging.getLogger("omnirelay.transport")
@@ -69,19 +69,19 @@ class HttpInbound:
         dispatcher: Dispatcher,
         *,
         pages: Mapping[str, Page] | None = None,
-        same_origin_only: bool = False,
+        origins: Origins | None = None,
         body_max: int = BODY_MAX,
         bodies_max: int = BODIES_MAX,
         body_seconds_max: float = BODY_SECONDS_MAX,
         on_startup: Callable[[], Awaitable[None]] | None = None,
         on_shutdown: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`same_origin_only` refuses what a browser sends on behalf of another site: a server without authentication
-        must not be at the service of every page its user opens.
+        """`origins` refuses what a browser sends on behalf of another site: a server without authentication must not be
+        at the service of every page its user opens.
         """
         self._dispatcher = dispatcher
         self._pages = dict(pages or {})
-        self._same_origin_only = same_origin_only
+        self._origins = origins
         self._bodies = Bodies(body_max=body_max, total_max=bodies_max, seconds_max=body_seconds_max)
         self._on_startup = on_startup
         self._on_shutdown = on_shutdown
@@ -113,8 +113,8 @@ class HttpInbound:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = _Exchange(scope, receive, send)
         try:
-            if self._same_origin_only:
-                check_origin(exchange.headers)
+            if self._origins is not None:
+                self._origins.check(exchange.headers)
             if scope["method"] == "POST":
                 await self._post(exchange)
             elif scope["method"] in ("GET", "HEAD"):

@@ -23,7 +23,7 @@ from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.sessions import NORMAL, RESTARTING, Session
 from omnirelay.rpc.statuses import http_status
 from omnirelay.transport.http_headers import error_body, error_headers, request_meta
-from omnirelay.transport.origins import check_origin
+from omnirelay.transport.origins import SAME_ORIGIN, Origins
 from omnirelay.transport.websocket_frames import FrameReader, MaskedFrames, text_frame
 
 _log = logging.getLogger("omnirelay.transport")
@@ -225,10 +225,10 @@ class WebSocketLink(asyncio.Protocol):
 class WebSocketInbound(WebSocketLink):
     """The server's end: one duplex call of a dispatcher. uvicorn makes one when a connection is upgraded."""
 
-    def __init__(self, dispatcher: Dispatcher, server_state: Any, same_origin_only: bool) -> None:
+    def __init__(self, dispatcher: Dispatcher, server_state: Any, origins: Origins | None) -> None:
         super().__init__(ServerProtocol(max_size=MESSAGE_MAX), size_max=MESSAGE_MAX)
         self._dispatcher = dispatcher
-        self._same_origin_only = same_origin_only
+        self._origins = origins
         self._server_state = server_state
         self._session: Session | None = None
 
@@ -269,8 +269,8 @@ class WebSocketInbound(WebSocketLink):
         if self._dispatcher.draining:
             raise Unavailable("the node is stopping", code="error.resourcelease.draining", retry_after_ms=1_000)
         headers = {name.lower(): value for name, value in reversed(list(request.headers.raw_items()))}
-        if self._same_origin_only:
-            check_origin(headers)
+        if self._origins is not None:
+            self._origins.check(headers)
         parts = request.path.partition("?")[0].split("/")
         named = f"{parts[2]}::{parts[3]}" if len(parts) == 4 and parts[1] == "v1" else ""
         procedure = headers.get("rpc-procedure", named)
@@ -292,14 +292,16 @@ class WebSocketInbound(WebSocketLink):
             session.closed()
 
 
-def websocket_inbound(dispatcher: Dispatcher, *, same_origin_only: bool = True) -> Callable[..., asyncio.Protocol]:
+def websocket_inbound(
+    dispatcher: Dispatcher, *, origins: Origins | None = SAME_ORIGIN
+) -> Callable[..., asyncio.Protocol]:
     """What uvicorn takes as its `ws`: makes the protocol of an upgraded connection.
 
-    `same_origin_only` refuses what a browser sends on behalf of another site, as it does over HTTP. Browsers let any
+    `origins` refuses what a browser sends on behalf of another site, as it does over HTTP. Browsers let any
     page open a WebSocket to any host, so this is the only thing between a page and a node without authentication.
     """
 
     def make(*, server_state: Any, **_: Any) -> asyncio.Protocol:
-        return WebSocketInbound(dispatcher, server_state, same_origin_only)
+        return WebSocketInbound(dispatcher, server_state, origins)
 
     return make
