@@ -249,6 +249,10 @@ class Model(WorkModel):
             if item["cancel"]:
                 self.put(item, "cancelled", None, now)
             elif used_up:
+                item["last_error"] = self.used_up(item, ", the last by expiry")
+                if silent:
+                    lost = f"{item['undelivered']} leases ran out without any sign of life"
+                    item["last_error"] = (lost, "error.resourcelease.undelivered")
                 self.put(item, "dead", None, now)
             else:
                 not_before = self.pending_from(item, None, not silent, now)

@@ -102,6 +102,7 @@ class WorkModel(ModelBase):
         must = may and since - lease["moved"] >= interval and (first is None or now - first >= interval)
         if first is None:
             lease["first_beat"] = now
+            lease["item"]["undelivered"] = 0
         if progress is not None:
             lease["item"]["progress"] = progress
         return lease, may, must
@@ -167,8 +168,12 @@ class WorkModel(ModelBase):
         not_before: int | Chosen | None = None
         if item["cancel"]:
             where = "cancelled"
-        elif mode == "dead" or (mode == "retry" and self.attempts_left(item) <= 0):
+        elif mode == "dead":
             where = "dead"
+        elif mode == "retry" and self.attempts_left(item) <= 0:
+            where = "dead"
+            if item["last_error"] == ("lease failed", "error.resourcelease.failed"):
+                item["last_error"] = self.used_up(item, "")
         else:
             not_before = self.pending_from(item, delay, mode == "retry", now)
             where = "ready" if not_before is None else "delayed"
@@ -191,6 +196,7 @@ class WorkModel(ModelBase):
         self, lease: Record, verb: str, where: str, not_before: int | Chosen | None, now: int
     ) -> tuple[str, int | Chosen | None]:
         self.end_lease(lease, verb, (where, not_before), now)
+        lease["item"]["undelivered"] = 0
         self.put(lease["item"], where, not_before, now)
         return where, not_before
 
@@ -199,9 +205,16 @@ class WorkModel(ModelBase):
         return answer
 
     def attempts_left(self, item: Record) -> int:
+        return self.attempts_max(item) - int(item["attempt"] - item["burned"])
+
+    def attempts_max(self, item: Record) -> int:
         limit = item["spec"]["max_attempts"]
-        limit = self.options["max_delivery_attempts"] if limit is None else limit
-        return int(limit - (item["attempt"] - item["burned"]))
+        return int(self.options["max_delivery_attempts"] if limit is None else limit)
+
+    def used_up(self, item: Record, how: str) -> tuple[str, str]:
+        """Why an item is dead whose last owner did not say what was wrong."""
+        limit = self.attempts_max(item)
+        return f"failed {limit} of {limit} times{how}", "error.resourcelease.attempts_exhausted"
 
     def pending_from(self, item: Record, delay: int | None, backoff: bool, now: int) -> int | Chosen | None:
         """When the item may be leased again. The jitter of a retry delay is the shard's to choose."""

@@ -27,6 +27,8 @@ from tests.property.core_machine_work import WorkRules
 from tests.property.model import Record, Who
 from tests.property.strategies import caller_of, payload_of, plain_token, selection_of, token_of
 
+CODES = ["app.boom", "error.resourcelease.undelivered", "error.resourcelease.attempts_exhausted"]
+
 _decode_drained = msgspec.json.Decoder(ev.RestoredItem).decode
 
 
@@ -145,7 +147,7 @@ class CoreMachine(WorkRules):
             "ids": {"ids": [dead[pick % len(dead)] for pick in picks] if dead else [self._item(picks[0])]},
             "any": {"ids": [self._item(pick) for pick in picks]},
             "type": {"type": ["table", "stream", "view"][picks[0] % 3]},
-            "code": {"code": ["app.boom", "error.taskqueue.lease_expired"][picks[0] % 2]},
+            "code": {"code": CODES[picks[0] % len(CODES)]},
             "all": {"all": True},
         }
         after = 0 if picks[0] % 2 or not self.model.deaths else self.model.deaths[picks[0] % len(self.deaths)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,6 +109,27 @@ def test_a_failure_is_tried_again_until_the_attempts_are_used_up() -> None:
     assert trail is not None
     assert trail.last_error is not None
     assert (trail.last_error.message, trail.last_error.code) == ("boom", "app.boom")
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ({}, ("failed 1 of 1 times", "error.resourcelease.attempts_exhausted")),
+        ({"reason": "boom"}, ("boom", "error.resourcelease.failed")),
+        ({"error_code": "app.boom"}, ("lease failed", "app.boom")),
+        ({"mode": "dead"}, ("lease failed", "error.resourcelease.failed")),
+    ],
+)
+def test_a_dead_letter_bears_what_its_owner_said_and_else_why_it_died(
+    said: dict[str, Any], kept: tuple[str, str]
+) -> None:
+    kernel = Kernel(QueueOptions(max_delivery_attempts=1))
+    kernel.enqueue()
+    kernel.fail(kernel.lease_one().token, **said)
+    trail = kernel.item(1).trail
+    assert trail is not None
+    assert trail.last_error is not None
+    assert (trail.last_error.message, trail.last_error.code) == kept
 
 
 def test_an_item_may_bring_its_own_number_of_attempts() -> None:

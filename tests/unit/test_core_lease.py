@@ -19,6 +19,13 @@ def leased(options: QueueOptions | None = None, **item: object) -> tuple[Kernel,
     return kernel, kernel.lease_one().token
 
 
+def last_error(kernel: Kernel) -> tuple[str, str | None]:
+    trail = kernel.item(1).trail
+    assert trail is not None
+    assert trail.last_error is not None
+    return trail.last_error.message, trail.last_error.code
+
+
 # -- grants --------------------------------------------------------------------------------------
 
 
@@ -188,6 +195,43 @@ def test_an_expiry_without_any_sign_of_life_burns_no_attempt() -> None:
         assert kernel.lease_one().attempt == 1
     kernel.pass_time(30 * SECOND)
     assert kernel.state_of(1) == "dead"
+    assert last_error(kernel) == ("3 leases ran out without any sign of life", "error.resourcelease.undelivered")
+
+
+@pytest.mark.parametrize("word", ["heartbeat", "fail", "release"])
+def test_leases_that_got_lost_are_counted_in_a_row(word: str) -> None:
+    kernel, token = leased(QueueOptions(max_delivery_attempts=100, max_undelivered=1))
+    for _ in range(3):
+        kernel.pass_time(30 * SECOND)
+        assert kernel.state_of(1) == "ready"
+        token = kernel.lease_one().token
+        getattr(kernel, word)(token)
+        if word == "heartbeat":
+            kernel.release(token)
+        kernel.lease_one()
+    kernel.pass_time(30 * SECOND)
+    kernel.lease_one()
+    kernel.pass_time(30 * SECOND)
+    assert kernel.state_of(1) == "dead"
+
+
+def test_a_grant_that_goes_back_unseen_is_no_sign_of_life() -> None:
+    kernel, _ = leased(QueueOptions(max_undelivered=1))
+    kernel.pass_time(30 * SECOND)
+    kernel.do(cmd.ReturnUndelivered([kernel.lease_one().token]))
+    kernel.lease_one()
+    kernel.pass_time(30 * SECOND)
+    assert kernel.state_of(1) == "dead"
+
+
+def test_a_lease_that_ran_out_after_a_heartbeat_starts_the_count_over() -> None:
+    kernel, _ = leased(QueueOptions(max_delivery_attempts=100, max_undelivered=1))
+    kernel.pass_time(30 * SECOND)
+    kernel.heartbeat(kernel.lease_one().token)
+    kernel.pass_time(30 * SECOND)
+    kernel.lease_one()
+    kernel.pass_time(30 * SECOND)
+    assert kernel.state_of(1) == "ready"
 
 
 def test_an_expiry_after_a_sign_of_life_uses_attempts_up() -> None:
@@ -198,6 +242,10 @@ def test_an_expiry_after_a_sign_of_life_uses_attempts_up() -> None:
     kernel.pass_time(30 * SECOND)
     assert kernel.state_of(1) == "dead"
     assert kernel.kinds(2) == ["Expired", "DeadLettered"]
+    why = ("failed 2 of 2 times, the last by expiry", "error.resourcelease.attempts_exhausted")
+    assert last_error(kernel) == why
+    found = kernel.do(cmd.RedriveItems(cmd.DeadLetterSelection(error_code=why[1])))
+    assert found.count == 1
 
 
 def test_undelivered_grants_go_back_at_once_and_burn_nothing() -> None:

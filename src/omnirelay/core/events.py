@@ -123,7 +123,7 @@ class RestoredItem(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=T
     attempt_floor: int = 0
     """Attempts made before it was last redriven."""
     undelivered: int = 0
-    """Leases that ran out without any sign of life."""
+    """Leases in a row that ran out without any sign of life."""
 
 
 class RestoreSnapshot(_Event):

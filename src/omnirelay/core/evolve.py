@@ -40,6 +40,9 @@ FORGET_MAX: Final = 10_000
 _ENQUEUE: Final[Any] = ev.Enqueue
 
 EXPIRED_ERROR: Final = ErrorInfo("the lease ran out before an acknowledgement came", "error.taskqueue.lease_expired")
+DEFAULT_ERROR: Final = ErrorInfo("lease failed", "error.resourcelease.failed")
+UNSAID: Final = (EXPIRED_ERROR, DEFAULT_ERROR)
+"""What stands for an owner that did not say what was wrong. When such an attempt was the last, why it was says more."""
 
 
 def evolve(state: State, event: ev.Event) -> None:
@@ -121,6 +124,7 @@ def _evolve_heartbeat(state: State, event: ev.Heartbeat) -> None:
     item = state.items[event.ownership.sequence_id]
     lease = _lease_of(item)
     lease.heartbeat_at = event.timestamp
+    _was_delivered(item)
     progress = bytes(event.progress)
     if progress:
         item.with_trail().progress = progress
@@ -134,6 +138,7 @@ def _evolve_heartbeat(state: State, event: ev.Heartbeat) -> None:
 def _evolve_failed(state: State, event: ev.Failed) -> None:
     item = state.items[event.ownership.sequence_id]
     lease = end_lease(state, item, event.timestamp, event.sequence_number, FAIL)
+    _was_delivered(item)
     item.with_trail().last_error = event.error
     if event.next_attempt is not None:
         item.attempt = event.next_attempt
@@ -145,6 +150,8 @@ def _evolve_failed(state: State, event: ev.Failed) -> None:
 def _evolve_released(state: State, event: ev.Released) -> None:
     item = state.items[event.ownership.sequence_id]
     lease = end_lease(state, item, event.timestamp, event.sequence_number, RELEASE)
+    if not event.undelivered:
+        _was_delivered(item)
     _come_back(state, item, event.not_before, event)
     lease.answer_state = item.state
     lease.answer_not_before = event.not_before
@@ -160,6 +167,12 @@ def _evolve_expired(state: State, event: ev.Expired) -> None:
     if event.next_attempt is not None:
         item.attempt = event.next_attempt
     _come_back(state, item, event.not_before, event)
+
+
+def _was_delivered(item: Item) -> None:
+    """A word of the owner: whatever was lost on the way before no longer counts, because that is counted in a row."""
+    if item.trail is not None:
+        item.trail.undelivered = 0
 
 
 def _lease_of(item: Item) -> Lease:
@@ -196,7 +209,7 @@ def _come_back(state: State, item: Item, not_before: int | None, event: ev.Faile
 def _evolve_dead_lettered(state: State, event: ev.DeadLettered) -> None:
     item = state.items[event.sequence_id]
     trail = item.with_trail()
-    if trail.last_error is None:
+    if trail.last_error is None or trail.last_error in UNSAID:
         trail.last_error = event.error
     # The event before this one (Failed or Expired) put the item back to pending.
     _leave_pending(state, item, event)

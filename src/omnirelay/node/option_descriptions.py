@@ -9,7 +9,7 @@ OPTION_DESCRIPTIONS: Final = {
     "max_lease_duration": "Longest lease that a caller may ask for.",
     "heartbeat_interval": "How often workers are told to heartbeat; never less than three times per lease.",
     "max_delivery_attempts": "An item that failed this many times is dead.",
-    "max_undelivered": "An item whose leases ran out this many times without any sign of life is dead.",
+    "max_undelivered": "An item is dead when more leases in a row than this ran out without any sign of life.",
     "requeue_delay": 'First retry delay; doubles per attempt up to retry_delay_max. "0s" retries at once.',
     "retry_delay_max": "Longest retry delay.",
     "capacity": "Most live items: ready, delayed and leased. Enqueue stops here.",

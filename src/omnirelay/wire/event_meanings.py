@@ -121,7 +121,7 @@ _OF: Final = {
         "lastOwnershipToken": "Its last lease.",
         "progress": "How far its last owner was.",
         "attemptFloor": "Attempts made before it was last redriven; they do not count.",
-        "undelivered": "Leases that ran out without any sign of life.",
+        "undelivered": "Leases in a row that ran out without any sign of life.",
     },
 }
 """Fields of one event type or one object, which mean something of their own there."""

@@ -17,6 +17,7 @@ from omnirelay.core.commands import (
     ReleaseItem,
     ReturnUndelivered,
 )
+from omnirelay.core.evolve import DEFAULT_ERROR
 from omnirelay.core.intake import (
     caller_bytes,
     check_completion,
@@ -35,7 +36,6 @@ from omnirelay.core.rules.pausing import RETRY_AFTER_MS
 from omnirelay.core.state import State
 from omnirelay.errors import FailedPrecondition, PermissionDenied, ResourceExhausted
 
-DEFAULT_ERROR = ErrorInfo("lease failed", "error.resourcelease.failed")
 OUT_OF_ATTEMPTS = "error.resourcelease.attempts_exhausted"
 NEVER_DELIVERED = "error.resourcelease.undelivered"
 
