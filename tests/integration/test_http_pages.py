@@ -137,13 +137,36 @@ async def test_a_log_that_cannot_be_written_makes_the_node_unready_until_it_can(
     assert (await http.client.get("/readyz")).status_code == 200
 
 
-async def test_a_shard_that_was_given_up_stays_unready(node: Node, http: Http) -> None:
+async def test_a_shard_that_was_given_up_is_unready_and_asks_for_a_restart(node: Node, http: Http) -> None:
     log = node.components[0].shard().log
     assert isinstance(log, MemoryLog)
     log.fail_next_append("unknown-lost")
     assert (await http.post("enqueue", ITEM)).status_code == 503
     ready = await http.client.get("/readyz")
     assert (ready.status_code, ready.json()["shards"][0]["ready"]) == (503, False)
+    live = await http.client.get("/healthz")
+    assert (live.status_code, live.json()["status"], live.json()["mode"]) == (503, "unavailable", "live")
+    [issue] = live.json()["issues"]
+    assert issue.startswith("resourcelease: given up until a restart: a flush failed")
+
+
+async def test_one_shard_of_several_that_was_taken_over_is_enough_to_ask_for_a_restart() -> None:
+    dispatcher = Dispatcher()
+    components = [ResourceLeaseComponent(dispatcher, ResourceLeaseOptions(namespace=name)) for name in ("a", "b")]
+    application = HttpInbound(dispatcher, pages=control_pages(dispatcher, components, CallMeter()))
+    transport = httpx.ASGITransport(application)
+    async with components[0], components[1], httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        log = components[1].shard().log
+        assert isinstance(log, MemoryLog)
+        await log.reopen().acquire("another node")
+        assert (await client.get("/healthz")).status_code == 200, "nobody has noticed yet"
+        assert (await client.post("/v1/b/enqueue", json=ITEM)).json()["code"] == "error.log.fenced"
+        live = await client.get("/healthz")
+        assert live.status_code == 503
+        [issue] = live.json()["issues"]
+        assert issue.startswith("b: given up until a restart: ")
+        await components[1].stop()
+        assert (await client.get("/healthz")).status_code == 200
 
 
 # -- introspection -------------------------------------------------------------------------------

@@ -31,8 +31,16 @@ class Health:
         self._replication = replication
 
     async def live(self) -> tuple[int, str, bytes]:
-        """The process answers: that is all a restart could improve."""
-        return 200, JSON, msgspec.json.encode(self._report("live", [], "ok"))
+        """Whether a restart would improve anything: it brings back a shard that was given up, and nothing else does.
+
+        A full disk, a recovery and a drain are no reasons: they pass, or a restart would only begin them anew.
+        """
+        given_up = [(component.namespace, component.given_up) for component in self._components]
+        issues = [
+            f"{shard}: given up until a restart: {error.message}" for shard, error in given_up if error is not None
+        ]
+        status = "unavailable" if issues else "ok"
+        return (503 if issues else 200), JSON, msgspec.json.encode(self._report("live", issues, status))
 
     async def ready(self) -> tuple[int, str, bytes]:
         shards = [shard_status(component) for component in self._components]

@@ -197,6 +197,11 @@ class Shard(Operating):
         return self._writer.failure or self._writer.stalled
 
     @property
+    def given_up(self) -> OmniRelayError | None:
+        """Why this object will never serve again, and the log has to be opened anew; None while it may."""
+        return self._writer.failure
+
+    @property
     def last_sequence(self) -> int:
         """The last durable event."""
         return self._writer.position.sequence

@@ -97,6 +97,11 @@ class ResourceLeaseComponent:
         """Why the shard cannot be written now; None while all is well or it has not started."""
         return None if self._shard is None else self._shard.failure
 
+    @property
+    def given_up(self) -> OmniRelayError | None:
+        """Why the shard will not serve again before `stop` and `start`; None while it may, or has not started."""
+        return None if self._shard is None else self._shard.given_up
+
     async def start(self, progress: Progress | None = None) -> None:
         """Open the log and recover. Raises what the log raises when it is damaged, locked or has regressed."""
         if self._shard is not None:
