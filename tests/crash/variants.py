@@ -36,8 +36,10 @@ def answers_before_append() -> None:
     """Tells callers what was decided before it is in the log."""
 
     class AnswersFirst(Decider):
-        def build(self, batch: Batch, inbox: deque[Request], now_ms: int, *, events_max: int, alive: bool) -> None:
-            super().build(batch, inbox, now_ms, events_max=events_max, alive=alive)
+        def build(
+            self, batch: Batch, inbox: deque[Request], now_ms: int, *, events_max: int, first: Command | None
+        ) -> None:
+            super().build(batch, inbox, now_ms, events_max=events_max, first=first)
             batch.undelivered()
             batch.answers.clear()
 
@@ -115,7 +117,7 @@ def grants_twice() -> None:
                 msgspec.structs.replace(first, sequence_number=state.sequence, ownership=item.lease.token)
             )
             batch.commands.append(len(batch.events))
-            future, leases = batch.answers.pop()
+            future, leases, _, _ = batch.answers.pop()
             deadline = item.lease.deadline
             batch.answer(future, [*leases, describe_grant(item, item.lease, deadline, deadline - now_ms, 1_000)])
 
