@@ -101,6 +101,11 @@ class Network:
         """Made so far."""
         self.refuses_upgrades = False
         """Answers upgrades as a proxy that knows no WebSocket does."""
+        self.upgrade_refusal = b"426 Upgrade Required"
+        self.drops_upgrades = False
+        """Hands upgrades on as ordinary requests, as a proxy does that was not told of them."""
+        self.is_away = False
+        """Answers everything with a 502, as a proxy does whose node restarts."""
         self.bad_gateway = 0
         """So many answers of the node are replaced by a 502, as by a proxy that lost them."""
         self.breaks_after: int | None = None
@@ -137,12 +142,16 @@ class Network:
         self.connections += 1
         self._writers.add(writer)
         try:
-            if self.refuses_upgrades:
+            if self.refuses_upgrades or self.drops_upgrades or self.is_away:
                 head = await reader.readuntil(b"\r\n\r\n")
-                if b"upgrade: websocket" in head.lower():
-                    writer.write(b"HTTP/1.1 426 Upgrade Required\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno")
+                upgrades = b"upgrade: websocket" in head.lower()
+                if self.is_away or (upgrades and self.refuses_upgrades):
+                    status = b"502 Bad Gateway" if self.is_away else self.upgrade_refusal
+                    writer.write(b"HTTP/1.1 %b\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno" % status)
                     await writer.drain()
                     return
+                if upgrades:
+                    head = head.replace(b"Upgrade: websocket\r\n", b"").replace(b"Connection: Upgrade\r\n", b"")
                 await self._join(reader, writer, head)
             else:
                 await self._join(reader, writer, b"")

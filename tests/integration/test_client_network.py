@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from omnirelay.client.client import Client, ItemSpec
+from omnirelay.client.connections import HttpConnection
 from omnirelay.client.failures import ConnectionLost, NotConnected
+from omnirelay.client.stream_connection import StreamConnection
 from omnirelay.errors import DeadlineExceeded, LogOutcomeUnknown, Unavailable
 from omnirelay.log.memory import MemoryLog
 from tests.integration.http_sockets import until
@@ -161,6 +163,40 @@ async def test_where_no_stream_gets_through_plain_http_does() -> None:
         async with Client(network.url, mode="stream", timeout_ms=300) as client:
             with pytest.raises((Unavailable, DeadlineExceeded)):
                 await client.stats()
+
+
+@pytest.mark.parametrize("refusal", [b"426 Upgrade Required", b"502 Bad Gateway", b"403 Forbidden", None])
+async def test_a_client_on_plain_http_has_a_stream_as_soon_as_one_gets_through(
+    refusal: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omnirelay.client.linking.STREAM_AGAIN_SECONDS", 0.01)
+    async with running_node() as node, network_before(node.url) as network, Client(network.url) as client:
+        if refusal is None:
+            network.drops_upgrades = True
+        else:
+            network.refuses_upgrades, network.upgrade_refusal = True, refusal
+        waiting = asyncio.ensure_future(client.lease(wait_ms=PATIENCE_MS))
+        for number in range(3):
+            await client.stats()
+            assert isinstance(client._linking.live, HttpConnection), number
+        network.refuses_upgrades = network.drops_upgrades = False
+        while not isinstance(client._linking.live, StreamConnection):
+            await client.stats()
+        await client.enqueue("table", "a")
+        [lease] = await waiting  # It was under way by HTTP.
+        await client.complete(lease)
+        assert isinstance(client._linking.live, StreamConnection)
+
+
+async def test_a_proxy_whose_node_restarts_does_not_turn_a_client_to_plain_http() -> None:
+    async with running_node() as node, network_before(node.url) as network:
+        network.is_away = True
+        async with Client(network.url, timeout_ms=PATIENCE_MS, request_ids=False) as client:
+            call = asyncio.ensure_future(client.enqueue("table", "a"))
+            await until(lambda: network.connections >= 4)
+            network.is_away = False
+            assert (await call).sequence_id == 1
+            assert isinstance(client._linking.live, StreamConnection)
 
 
 async def test_a_watch_goes_on_behind_the_last_event_after_the_node_was_killed(tmp_path: Path) -> None:

@@ -556,6 +556,29 @@ async def test_work_goes_on_where_no_stream_gets_through() -> None:
                     pauses.pop(0)
 
 
+async def test_a_worker_has_a_stream_as_soon_as_one_gets_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnirelay.worker.keeping.STREAM_AGAIN_SECONDS", 0.5)
+    handlers = Handlers()
+    gate = asyncio.Event()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        if job.resource_id == "long":
+            await gate.wait()
+
+    async with running_node() as node, network_before(node.url) as network, Client(node.url) as client:
+        network.refuses_upgrades = True
+        async with working(handlers, network.url, concurrency=2, prefetch=0) as worker:
+            long = [(await client.enqueue("job", "long")).sequence_id for _ in range(2)]
+            await until(lambda: worker.health().running == 2)  # There is no room for more, so it asks for nothing.
+            network.refuses_upgrades = False
+            await until(lambda: worker._keeper is not None and worker._keeper._stream is not None)
+            gate.set()
+            for sequence_id in (*long, (await client.enqueue("job", "x")).sequence_id):
+                item = await ended(client, sequence_id)
+                assert (item.state, item.attempt) == ("completed", 1)
+
+
 async def test_an_idle_stream_does_not_make_fresh_leases_look_old() -> None:
     """Leases shorter than the pause between two clocks: every one of them must be worked on at its first attempt."""
     options = QueueOptions(lease_duration_ms=400, heartbeat_interval_ms=100, max_undelivered=0)

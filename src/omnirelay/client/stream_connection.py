@@ -28,6 +28,7 @@ from omnirelay.wire.requests import IncomingToken
 from omnirelay.wire.streams import StreamAck
 
 FLUSH_BYTES_MAX = 4 * 1024 * 1024
+UPGRADE_REQUIRED = 426
 ACKS_MAX = 1_000
 """Most acknowledgements in one message."""
 
@@ -161,7 +162,11 @@ class StreamConnection(WebSocketLink):
             return
         refusal: Exception = NotConnected(f"the node does not stream: {problem}", retry_after_ms=500)
         if isinstance(problem, InvalidStatus):
-            refusal = refused(problem.response.status_code, bytes(problem.response.body or b""))
+            status = problem.response.status_code
+            refusal = refused(status, bytes(problem.response.body or b""))
+            if status == UPGRADE_REQUIRED:
+                # In words of the node, when a proxy before it has dropped the wish for an upgrade.
+                refusal = NotConnected(f"no stream gets through to the node: {refusal}", status=status)
         self.opened.set_exception(refusal)
 
     def on_message(self, data: bytes) -> None:

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from omnirelay.client.client import Client
 from omnirelay.client.failures import NotConnected
-from omnirelay.client.linking import NO_STREAM
+from omnirelay.client.linking import STREAM_AGAIN_SECONDS, open_stream
 from omnirelay.client.retrying import pause_ms
 from omnirelay.client.stream_connection import StreamConnection
 from omnirelay.core.commands import Progress
@@ -194,14 +194,11 @@ class Keeper:
     async def _stream_leases(self) -> bool:
         """Have leases pushed until the connection ends; false when no stream gets through to the node."""
         self._gone = asyncio.Event()
-        try:
-            stream = await StreamConnection.open(
-                self._url, self._namespace, {"rpc-caller": self._peer_id}, pushed=self, on_gone=self._gone.set
-            )
-        except OmniRelayError as error:
-            if error.details.get("status") in NO_STREAM:
-                return False
-            raise
+        stream = await open_stream(
+            self._url, self._namespace, {"rpc-caller": self._peer_id}, pushed=self, on_gone=self._gone.set
+        )
+        if stream is None:
+            return False
         try:
             await self._stream_until_gone(stream)
         finally:
@@ -239,18 +236,20 @@ class Keeper:
         return kept.begun and kept.mark is None
 
     async def _poll_leases(self) -> None:
-        """Ask for leases one call at a time: for networks that let no stream through."""
-        while True:
+        """Ask for leases one call at a time, where no stream gets through. Ends when it is time to try one again."""
+        end = self._loop.time() + STREAM_AGAIN_SECONDS
+        while (left := end - self._loop.time()) > 0:
             room = self._room() if self._taking else 0
             if room == 0:
                 self._changed.clear()
-                await self._changed.wait()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), left)
                 continue
             asked_at = time.monotonic()
             leases = await self._client.lease(
                 peer_id=self._peer_id,
                 max_items=min(room, 1_000),
-                wait_ms=POLL_WAIT_MS,
+                wait_ms=min(POLL_WAIT_MS, int(left * 1000)),
                 lease_duration_ms=self._lease_duration_ms,
                 resource_types=self._patterns,
                 tenants=self._tenants,
