@@ -12,6 +12,7 @@ import pytest
 
 from omnirelay.client.client import Client, ItemSpec
 from omnirelay.client.linking import ClientClosed
+from omnirelay.client.stream_connection import StreamConnection
 from omnirelay.client.sync import SyncClient
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import OwnershipToken
@@ -271,3 +272,26 @@ def test_the_sync_client_is_the_same_client_for_threads(tmp_path: Path) -> None:
     client.close()
     with pytest.raises(ClientClosed):
         client.stats()
+
+
+async def test_leases_that_come_in_the_turn_in_which_the_caller_is_cancelled_are_given_back() -> None:
+    async with running_node() as node, Client(node.url, mode="stream") as client:
+        await client.enqueue_many(items(3))
+        stream = client._linking.live
+        assert isinstance(stream, StreamConnection)
+        take = stream.on_message
+
+        def arrived(data: bytes) -> None:
+            take(data)
+            if b'"leases"' in data:
+                call.cancel()
+
+        stream.on_message = arrived  # type: ignore[method-assign]
+        call = asyncio.ensure_future(client.lease(peer_id="w", max_items=3, lease_duration_ms=3_600_000))
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        stream.on_message = take  # type: ignore[method-assign]
+        async with asyncio.timeout(PATIENCE_S):
+            while (await client.stats()).active_lease_count:
+                pass
+        assert [item.attempt for item in (await client.peek()).items] == [1, 1, 1]

@@ -201,7 +201,7 @@ class StreamConnection(WebSocketLink):
                 if waiting is not None and not waiting[0].done():
                     self._settle(*waiting, message)
                 elif leasing and message.error is None:
-                    self._give_back(bytes(message.answer))
+                    self._give_back(msgspec.json.decode(bytes(message.answer), type=LeaseAnswer))
                 continue
             if message.error is not None:
                 self.end_reason = f"{message.error.message} ({message.error.code})"
@@ -219,9 +219,9 @@ class StreamConnection(WebSocketLink):
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 answer.set_exception(error)
 
-    def _give_back(self, answer: bytes) -> None:
+    def _give_back(self, answer: LeaseAnswer) -> None:
         """Leases that came when the caller had gone: nobody will work on them."""
-        for lease in msgspec.json.decode(answer, type=LeaseAnswer).leases:
+        for lease in answer.leases:
             token = lease.ownership_token
             named = IncomingToken(
                 sequence_id=token.sequence_id, attempt=token.attempt, lease_id=token.lease_id, fence=token.fence
@@ -266,7 +266,15 @@ class StreamConnection(WebSocketLink):
         waiting: asyncio.Future[A] = self._ask(message, decoder_of(answer))
         if verb == "lease":
             self._leasing.add(self._next_id)
-        return await self._within(ttl_ms, waiting)
+        try:
+            return await self._within(ttl_ms, waiting)
+        except asyncio.CancelledError:
+            # The answer may have come in the very turn of the loop in which the caller was told to go.
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                answered = waiting.result()
+                if isinstance(answered, LeaseAnswer):
+                    self._give_back(answered)
+            raise
 
     async def _within(self, ttl_ms: float, waiting: asyncio.Future[A]) -> A:
         """Wait for an answer. Raises TimeoutError when it takes too long; then nobody waits for it any more."""
