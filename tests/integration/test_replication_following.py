@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import apsw
 import msgspec
 import pytest
 
 from omnirelay.engine.shard import Shard
-from omnirelay.errors import InvalidArgument
+from omnirelay.errors import InvalidArgument, Unavailable
 from omnirelay.replication.checkpoints import Checkpoint, Checkpoints
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.files import FileSink
@@ -463,6 +464,86 @@ async def test_a_reset_fills_a_target_that_was_emptied(tmp_path: Path) -> None:
             assert path.read_bytes() == whole
 
 
+def in_table(path: Path, statement: str) -> Any:
+    """By the library that the sink uses: another one would take its locks away."""
+    database = apsw.Connection(str(path))
+    database.set_busy_timeout(10_000)
+    try:
+        return database.execute(statement).get
+    finally:
+        database.close()
+
+
+def make_holes(path: Path) -> None:
+    in_table(path, f"delete from {TABLE} where sequence_number between 3 and 8")
+
+
+def rows_in(path: Path) -> int:
+    return int(in_table(path, f"select count(*) from {TABLE}"))
+
+
+async def test_a_replay_is_not_forgotten_when_the_target_cannot_be_opened_at_first(tmp_path: Path) -> None:
+    class Starting(SqliteSink):
+        refuses = 0
+
+        async def open(self, shard: str) -> int | None:
+            if self.refuses:
+                self.refuses -= 1
+                raise Unavailable("it is starting")
+            return await super().open(shard)
+
+    async with memory_shard() as shard:
+        await work(shard)
+        sink, path = Starting(tmp_path), tmp_path / f"{NAMESPACE}.db"
+        async with following(shard, sink) as follower:
+            await caught_up(follower, shard)
+            make_holes(path)
+            sink.refuses = 2
+            await follower.reset(0)
+            await caught_up(follower, shard)
+            assert follower.failures == 2
+        assert rows_in(path) == shard.last_sequence
+
+
+async def test_a_replay_goes_on_after_a_restart(tmp_path: Path) -> None:
+    async with memory_shard() as shard:
+        await work(shard)
+        checkpoints, path = Checkpoints(tmp_path / "checkpoints.db"), tmp_path / f"{NAMESPACE}.db"
+        async with following(shard, SqliteSink(tmp_path), checkpoints) as follower:
+            await caught_up(follower, shard)
+            make_holes(path)
+            await follower.pause()
+            await follower.reset(2)
+        await checkpoints.close()
+        checkpoints = Checkpoints(tmp_path / "checkpoints.db")
+        async with following(shard, SqliteSink(tmp_path), checkpoints) as follower:
+            await follower.resume()
+            await caught_up(follower, shard)
+        assert rows_in(path) == shard.last_sequence
+        # From then on the target's word counts again.
+        in_table(path, f"delete from {TABLE} where sequence_number > 4")
+        async with following(shard, SqliteSink(tmp_path), checkpoints) as follower:
+            await caught_up(follower, shard)
+        assert rows_in(path) == shard.last_sequence
+        await checkpoints.close()
+
+
+async def test_checkpoints_of_a_version_that_knew_of_no_replays_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints.db"
+    with sqlite3.connect(path) as database:
+        database.execute(
+            "create table checkpoints (sink text not null, shard text not null, sequence integer not null, updated_ms"
+            " integer not null, paused integer not null default 0, skipped_to integer not null default 0,"
+            " primary key (sink, shard)) without rowid"
+        )
+        database.execute("insert into checkpoints values ('lake', 'jobs', 7, 1, 0, 2)")
+    checkpoints = Checkpoints(path)
+    assert await checkpoints.load("lake", "jobs") == Checkpoint(7, skipped_to=2, untouched=False)
+    await checkpoints.reset("lake", "jobs", 3, 1, skipping=False, replay_to=9)
+    assert (await checkpoints.load("lake", "jobs")).replay_to == 9
+    await checkpoints.close()
+
+
 async def test_a_skip_holds_over_a_restart_also_for_a_target_with_an_account(tmp_path: Path) -> None:
     async with memory_shard() as shard:
         await work(shard)
@@ -523,6 +604,25 @@ async def test_a_new_sink_begins_with_the_first_event_that_is_still_there(
         assert await checkpoints.load("lake", NAMESPACE) == Checkpoint(
             shard.last_sequence, skipped_to=anchor, untouched=False
         )
+        await checkpoints.close()
+
+
+async def test_a_sink_whose_checkpoints_fail_for_a_moment_while_it_begins_later_goes_on(tmp_path: Path) -> None:
+    class Full(Checkpoints):
+        refuses = 1
+
+        async def reset(self, *arguments: Any, **more: Any) -> None:
+            if self.refuses:
+                self.refuses -= 1
+                raise Unavailable("the disk is full")
+            await super().reset(*arguments, **more)
+
+    async with trimmed_shard(tmp_path) as (shard, anchor):
+        checkpoints, sink = Full(None), Recorder()
+        async with following(shard, sink, checkpoints) as follower:
+            await caught_up(follower, shard)
+            assert (follower.state, follower.failures) == ("running", 1)
+        assert sink.taken[0].sequence == anchor + 1
         await checkpoints.close()
 
 

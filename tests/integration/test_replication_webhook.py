@@ -132,6 +132,20 @@ async def test_nobody_there_is_tried_again(receiver: Receiver) -> None:
         await deliver(WebhookSink("http://127.0.0.1:1/"))
 
 
+async def test_no_message_shows_what_may_be_secret_in_an_address(receiver: Receiver) -> None:
+    receiver.answer = lambda body: 503
+    there = receiver.url.removeprefix("http://").split("/")[0]
+    for url in (
+        f"http://bot:hunter2@{there}/hook?sig=hunter2",
+        f"http://{there}/services/hunter2",
+        "http://hunter2@127.0.0.1:1/",
+    ):
+        with pytest.raises(Unavailable) as refusal:
+            await deliver(WebhookSink(url))
+        assert "hunter2" not in str(refusal.value)
+        assert "http://127.0.0.1:" in str(refusal.value)
+
+
 def test_an_address_that_is_none_is_unusable() -> None:
     with pytest.raises(SinkUnusable):
         WebhookSink("ftp://x")

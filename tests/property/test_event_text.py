@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnirelay.core.events import SCHEMA_VERSION, Event, Heartbeat
+from omnirelay.core.events import Event, Heartbeat
 from omnirelay.wire import event_text
 from omnirelay.wire.event_schema import EventType, event_types
 from omnirelay.wire.event_text import lines_of, texts_of
@@ -131,13 +131,43 @@ def at_one_instant(event: dict[str, Any]) -> bytes:
 )
 def test_lines_of_a_commit(events: list[bytes], other: list[bytes], around: dict[str, Any]) -> None:
     mixed = [*events, *other]
-    assert lines_of(mixed, schema=SCHEMA_VERSION, **around) == as_lines(mixed, around)
+    assert lines_of(mixed, **around) == as_lines(mixed, around)
 
 
 @profile(100)
 @given(st.lists(of_a_newer_version().map(msgspec.json.encode), min_size=1, max_size=4), SURROUNDINGS)
 def test_lines_of_a_commit_of_a_newer_version(events: list[bytes], around: dict[str, Any]) -> None:
-    assert lines_of(events, schema=SCHEMA_VERSION + 1, **around) == as_lines(events, around)
+    assert lines_of(events, **around) == as_lines(events, around)
+
+
+@profile(200)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([each.name for each in event_types()]),
+            st.dictionaries(NAMES, TIMES | st.dictionaries(NAMES, TIMES, max_size=3), max_size=2),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    SURROUNDINGS,
+)
+def test_lines_with_names_of_ours_anywhere(parts: list[tuple[str, Any, bool]], around: dict[str, Any]) -> None:
+    events = []
+    for name, members, comes_first in parts:
+        before = {**members, "eventType": name} if comes_first else {"eventType": name, **members}
+        events.append(msgspec.json.encode({**before, "sequenceNumber": 1, "timestamp": 1_700_000_000_000}))
+    assert lines_of(events, **around) == as_lines(events, around)
+
+
+def test_a_field_that_only_looks_like_a_deadline_stays_as_it_is() -> None:
+    around: dict[str, Any] = {"shard": "jobs", "region": "eu", "pending": 1, "active": 0}
+    lock = b'"lock":{"expiresAt":1800000000000,"by":"me"},"sequenceNumber"'
+    enqueue, granted, completed = cycle_of(1, 1_700_000_030_000)
+    events = [enqueue.replace(b'"sequenceNumber"', lock), granted, completed]
+    assert lines_of(events, **around) == as_lines(events, around)
+    assert lock[:-17] in lines_of(events, **around)
 
 
 def cycle_of(number: int, deadline: int) -> list[bytes]:
@@ -164,7 +194,7 @@ def test_the_commits_of_a_busy_shard_go_the_quick_way(deadlines: int, monkeypatc
         return texts_of(stored, **more)
 
     monkeypatch.setattr(event_text, "texts_of", seen)
-    assert lines_of(events, schema=SCHEMA_VERSION, **around) == expected
+    assert lines_of(events, **around) == expected
     assert bool(one_by_one) == (deadlines > 8)
 
 
@@ -172,4 +202,4 @@ def test_a_deadline_of_another_century_is_read_like_any_other() -> None:
     around: dict[str, Any] = {"shard": "jobs", "region": "eu", "pending": 1, "active": 0}
     for deadline in (9, 4_000_000_000_000, 1 << 62):
         events = cycle_of(1, deadline)
-        assert lines_of(events, schema=SCHEMA_VERSION, **around) == as_lines(events, around)
+        assert lines_of(events, **around) == as_lines(events, around)

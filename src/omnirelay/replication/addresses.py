@@ -52,6 +52,16 @@ def governance_target(url: str | None) -> str:
     return next((kind for kind in _BUSES if scheme_of(url) in SCHEMES[kind]), "webhook")
 
 
+def without_secrets(url: str) -> str:
+    """Where it points to, for messages: a path or a query may be a key, as that of many webhooks is."""
+    try:
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+    except ValueError:
+        return f"{scheme_of(url)}://…"
+    return f"{parts.scheme}://{host}"
+
+
 def holds_password(url: str) -> bool:
     try:
         parts = urlsplit(url)

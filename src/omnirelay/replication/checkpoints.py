@@ -18,7 +18,7 @@ T = TypeVar("T")
 _SCHEMA = """
 create table if not exists checkpoints (
     sink text not null, shard text not null, sequence integer not null, updated_ms integer not null,
-    paused integer not null default 0, skipped_to integer not null default 0,
+    paused integer not null default 0, skipped_to integer not null default 0, replay_to integer not null default 0,
     primary key (sink, shard)
 ) without rowid;
 create table if not exists parked (
@@ -34,6 +34,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
     paused: bool = False
     skipped_to: int = 0
     """Everything up to here is left out, whatever the target says of itself."""
+    replay_to: int = 0
+    """Until it has come here, what the target says of itself does not count: it was told to take all of it again."""
     untouched: bool = True
     """Nothing was ever delivered, and nobody said where to begin."""
 
@@ -71,11 +73,12 @@ class Checkpoints:
     async def load(self, sink: str, shard: str) -> Checkpoint:
         row = await self._run(
             lambda database: database.execute(
-                "select sequence, paused, skipped_to, updated_ms from checkpoints where sink = ? and shard = ?",
+                "select sequence, paused, skipped_to, replay_to, updated_ms from checkpoints"
+                " where sink = ? and shard = ?",
                 (sink, shard),
             ).fetchone()
         )
-        return Checkpoint() if row is None else Checkpoint(row[0], bool(row[1]), row[2], untouched=not row[3])
+        return Checkpoint() if row is None else Checkpoint(row[0], bool(row[1]), row[2], row[3], untouched=not row[4])
 
     async def save(self, sink: str, shard: str, sequence: int, now_ms: int) -> None:
         await self._run(
@@ -87,14 +90,16 @@ class Checkpoints:
             )
         )
 
-    async def reset(self, sink: str, shard: str, sequence: int, now_ms: int, *, skipping: bool) -> None:
-        """Begin behind `sequence` from now on; `skipping`: also when the target knows of less."""
+    async def reset(
+        self, sink: str, shard: str, sequence: int, now_ms: int, *, skipping: bool, replay_to: int = 0
+    ) -> None:
+        """Begin behind `sequence` from now on; `skipping`: also when the target knows of less. See `Checkpoint`."""
         await self._run(
             lambda database: database.execute(
-                "insert into checkpoints (sink, shard, sequence, updated_ms, skipped_to) values (?, ?, ?, ?, ?)"
-                " on conflict (sink, shard) do update set sequence = excluded.sequence,"
-                " updated_ms = excluded.updated_ms, skipped_to = excluded.skipped_to",
-                (sink, shard, sequence, now_ms, sequence if skipping else 0),
+                "insert into checkpoints (sink, shard, sequence, updated_ms, skipped_to, replay_to)"
+                " values (?, ?, ?, ?, ?, ?) on conflict (sink, shard) do update set sequence = excluded.sequence,"
+                " updated_ms = excluded.updated_ms, skipped_to = excluded.skipped_to, replay_to = excluded.replay_to",
+                (sink, shard, sequence, now_ms, sequence if skipping else 0, replay_to),
             )
         )
 
@@ -147,4 +152,7 @@ def _opened(path: str) -> apsw.Connection:
     database.set_busy_timeout(10_000)
     database.execute("pragma journal_mode = wal; pragma synchronous = full")
     database.execute(_SCHEMA)
+    columns = {row[1] for row in database.execute("pragma table_info(checkpoints)")}
+    if "replay_to" not in columns:  # Written by a version that did not know it.
+        database.execute("alter table checkpoints add column replay_to integer not null default 0")
     return database

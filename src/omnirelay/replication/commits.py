@@ -94,7 +94,6 @@ class Commits(Sequence[ReplicatedEvent]):
             parts.append(
                 lines_of(
                     stored,
-                    schema=header.schema,
                     shard=header.shard,
                     region=self.region,
                     pending=header.pending,

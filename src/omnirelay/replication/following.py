@@ -56,6 +56,7 @@ class Follower:
         self._checkpoints = checkpoints
         self._task: asyncio.Task[None] | None = None
         self._paused = False
+        self._loaded = False
         self._opened = False
         self._pace = Pace(settings)
         self._health = SinkHealth(name, self.shard_name, settings.stalled_after_ms)
@@ -216,27 +217,10 @@ class Follower:
     async def _run(self) -> None:
         pace = self._pace
         tried = 0
-        loaded = False
         while not pace.stopping:
             await pace.tell_moved()
             try:
-                if not loaded:
-                    await self._load()
-                    loaded = True
-                # Known even while its target cannot be opened, and after a reset even if nothing is delivered now.
-                while not self._standing.distance.is_measured:
-                    await self._measure()
-                if self._paused or self.state == "failed":
-                    await pace.tell_moved()
-                    await pace.wait_changed()
-                    continue
-                if not self._opened or self._standing.was_reset:
-                    await self._open()
-                await self._deliver_next()
-            except LogTrimmed as error:
-                if not await self._standing.begin_later(error):
-                    self._health.failed(self._standing.left_behind(error), for_good=True)
-                    await self._close_sink()
+                went_on = await self._go_on()
             except SinkUnusable as error:
                 self._health.failed(error, for_good=True)
                 await self._close_sink()
@@ -246,8 +230,34 @@ class Follower:
                 await pace.tell_moved()
                 await pace.back_off(tried)
             else:
-                tried = 0
-                self._health.succeeded()
+                if went_on:
+                    tried = 0
+                    self._health.succeeded()
+
+    async def _go_on(self) -> bool:
+        """Whatever is next: get ready, deliver a batch, or wait. Whether it went as it should.
+
+        Raises SinkUnusable when only somebody else can help, and anything that is worth another try.
+        """
+        try:
+            if not self._loaded:
+                await self._load()
+                self._loaded = True
+            # Known even while its target cannot be opened, and after a reset even if nothing is delivered now.
+            while not self._standing.distance.is_measured:
+                await self._measure()
+            if self._paused or self.state == "failed":
+                await self._pace.tell_moved()
+                await self._pace.wait_changed()
+                return False
+            if not self._opened or self._standing.was_reset:
+                await self._open()
+            await self._deliver_next()
+        except LogTrimmed as error:
+            if not await self._standing.begin_later(error):
+                raise self._standing.left_behind(error) from error
+            return False
+        return True
 
     async def _load(self) -> None:
         paused = await self._standing.load()

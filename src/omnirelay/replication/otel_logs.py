@@ -21,7 +21,7 @@ import httpx
 
 from omnirelay._version import __version__
 from omnirelay.errors import Unavailable
-from omnirelay.replication.addresses import is_address
+from omnirelay.replication.addresses import is_address, without_secrets
 from omnirelay.replication.events import ReplicatedEvent, json_of
 from omnirelay.replication.extras import extra
 from omnirelay.replication.settings import FollowSettings
@@ -61,6 +61,7 @@ class OtelSink:
         if not is_address("otel", url):
             raise SinkUnusable("the url of an otel sink begins with http:// or https://")
         self._url = url
+        self._target = without_secrets(url)
         self._headers = {
             **(headers or {}),
             "content-type": "application/x-protobuf",
@@ -94,7 +95,7 @@ class OtelSink:
         if refusal is None:
             return
         if len(events) == 1:
-            raise SinkRefused(f"{self._url} refused it: {refusal}", sequence=events[0].sequence)
+            raise SinkRefused(f"{self._target} refused it: {refusal}", sequence=events[0].sequence)
         half = len(events) // 2
         self._send(events[:half])
         self._send(events[half:])
@@ -107,16 +108,16 @@ class OtelSink:
         try:
             response = self._client.post(self._url, content=body, headers=self._headers)
         except httpx.HTTPError as error:
-            raise Unavailable(f"cannot reach {self._url}: {str(error) or type(error).__name__}") from None
+            raise Unavailable(f"cannot reach {self._target}: {str(error) or type(error).__name__}") from None
         if response.status_code in _REFUSED:
             return f"status {response.status_code}"
         if not response.is_success:
-            raise Unavailable(f"{self._url} answered with {response.status_code}")
+            raise Unavailable(f"{self._target} answered with {response.status_code}")
         try:
             answer = ExportLogsServiceResponse.FromString(response.content)
         except DecodeError:
             # Something else listens there, and has thrown the events away.
-            raise Unavailable(f"{self._url} gave an answer that no receiver of OTLP in protobuf gives") from None
+            raise Unavailable(f"{self._target} gave an answer that no receiver of OTLP in protobuf gives") from None
         partial = answer.partial_success
         if not partial.rejected_log_records:
             return None

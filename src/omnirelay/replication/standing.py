@@ -63,13 +63,16 @@ class Standing:
 
         Raises SinkUnusable when it has come further than the log.
         """
-        # Whoever resets a sink has changed something about its target, perhaps emptied it.
-        reset, self._resets_seen = self.was_reset, self.resets
+        resets, reset = self.resets, self.was_reset
         before = self.checkpoint
         known = await open_target()
-        if known is not None and not self.was_reset:
-            kept = await self._checkpoints.load(self._name, self._shard_name)
-            self.checkpoint = max(min(known, self.checkpoint) if reset else known, kept.skipped_to)
+        kept = await self._checkpoints.load(self._name, self._shard_name)
+        if resets == self.resets:  # Else it is opened once more.
+            self._resets_seen = resets
+            if known is not None:
+                # Whoever resets a sink has changed something about its target, perhaps emptied it or made holes in it.
+                replaying = reset or self.checkpoint < kept.replay_to
+                self.checkpoint = max(min(known, self.checkpoint) if replaying else known, kept.skipped_to)
         if self.checkpoint > self._shard.last_sequence:
             # Waiting until the log gets there would silently leave out everything up to it.
             raise SinkUnusable(
@@ -94,8 +97,10 @@ class Standing:
         self.resets += 1
         self.checkpoint = sequence
         self.distance.forget()
-        now_ms = self._shard.now_ms()
-        await self._checkpoints.reset(self._name, self._shard_name, sequence, now_ms, skipping=skipping)
+        now_ms, last = self._shard.now_ms(), self._shard.last_sequence
+        await self._checkpoints.reset(
+            self._name, self._shard_name, sequence, now_ms, skipping=skipping, replay_to=0 if skipping else last
+        )
 
     def check_reset(self, sequence: int) -> bool:
         """Whether a reset would leave events out. Raises InvalidArgument when there cannot be one."""

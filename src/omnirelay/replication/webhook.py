@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 import httpx
 
 from omnirelay.errors import Unavailable
+from omnirelay.replication.addresses import without_secrets
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.files import lines_of, whole_event
 from omnirelay.replication.sinks import SinkRefused, SinkUnusable
@@ -42,8 +43,9 @@ class WebhookSink:
     ) -> None:
         """`line_of` makes the JSON of an event, None for one that is not sent."""
         if not url.startswith(("http://", "https://")):
-            raise SinkUnusable(f"{url!r} is not an http address")
+            raise SinkUnusable("the url of a webhook begins with http:// or https://")
         self._url = url
+        self._target = without_secrets(url)
         self._secret = secret
         self._headers = headers
         self._line_of = line_of
@@ -65,9 +67,9 @@ class WebhookSink:
         if 200 <= status < 300:
             return
         if status not in _REFUSED:
-            raise Unavailable(f"{self._url} answered with {status}")
+            raise Unavailable(f"{self._target} answered with {status}")
         if len(lines) == 1:
-            raise SinkRefused(f"{self._url} refused it with {status}", sequence=lines[0][0].sequence)
+            raise SinkRefused(f"{self._target} refused it with {status}", sequence=lines[0][0].sequence)
         half = len(lines) // 2
         await self._send(lines[:half])
         await self._send(lines[half:])
@@ -90,7 +92,7 @@ class WebhookSink:
         try:
             response = await self._client.post(self._url, content=body, headers=headers)
         except httpx.HTTPError as error:
-            raise Unavailable(f"cannot reach {self._url}: {str(error) or type(error).__name__}") from None
+            raise Unavailable(f"cannot reach {self._target}: {str(error) or type(error).__name__}") from None
         return response.status_code
 
     async def close(self) -> None:

@@ -45,7 +45,6 @@ def lines_of_frame(frame: Frame, region: str | None) -> bytes:
     header = decode_header(frame.data)
     lines = lines_of(
         header.events,
-        schema=header.schema,
         shard=header.shard,
         region=region,
         pending=header.pending,

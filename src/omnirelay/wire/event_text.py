@@ -15,7 +15,7 @@ from typing import Any, Final, Union, get_args
 
 import msgspec
 
-from omnirelay.core.events import SCHEMA_VERSION, Event
+from omnirelay.core.events import Event
 from omnirelay.wire.events import INSTANTS, document_of
 from omnirelay.wire.instants import instant
 
@@ -29,41 +29,40 @@ _UNUSUAL: Final = re.compile(
     rb',"(?:metadata|schemaVersion|principal|progress|items|notBefore|enqueuedAt|until|downFrom|expiresAt":[^1"])'
 )
 """Names that make more of an event than its end and its deadline read otherwise, or that hold what others wrote."""
+_BEGINNING: Final = b'\n{"eventType":"'
 _DEADLINE: Final = b'"expiresAt":1'
+_WITH_DEADLINE: Final = (_BEGINNING + b'LeaseGranted",', _BEGINNING + b'Heartbeat",')
+"""The events that have one, always."""
 _DEADLINES_MAX: Final = 8
 """Leases of one call have one deadline, and a commit has few calls."""
 
 
 def lines_of(
-    stored: Sequence[bytes | msgspec.Raw],
-    *,
-    schema: int,
-    shard: str,
-    region: str | None,
-    pending: int | None,
-    active: int | None,
+    stored: Sequence[bytes | msgspec.Raw], *, shard: str, region: str | None, pending: int | None, active: int | None
 ) -> bytes:
-    """The texts of events of one commit, each with a line feed behind it; `schema` is the commit's.
+    """The texts of events of one commit, each with a line feed behind it.
 
     Most commits are of one instant, and their lines are made without looking at single events: what all of them end
     with is replaced in one go, and so is every deadline.
     """
-    lines = None
-    if stored and schema <= SCHEMA_VERSION:  # Then all names are ours, and mean what they mean here.
-        lines = _lines_of(b"\n".join([*stored, b""]), len(stored), shard, region, pending, active)
+    around = (shard, region, pending, active)
+    lines = _lines_of(b"\n".join([b"", *stored, b""]), len(stored), *around) if stored else b""
     if lines is None:
         events = [bytes(each) for each in stored]
         texts = texts_of(events, shard=shard, region=region, pending=pending, active=active)
-        lines = b"\n".join([*texts, b""]) if texts else b""
+        lines = b"\n".join([*texts, b""])
     return lines
 
 
 def _lines_of(
     text: bytes, count: int, shard: str, region: str | None, pending: int | None, active: int | None
 ) -> bytes | None:
-    """None when it takes more than replacing."""
+    """None when it takes more than replacing. The text begins with a line feed, and has one behind every event."""
     # A line feed cannot stand inside of JSON that has no white space, so every line is one event.
-    if text.count(b"\n") != count or _UNUSUAL.search(text):
+    if text.count(b"\n") != count + 1 or text.count(_BEGINNING) != count or _UNUSUAL.search(text):
+        return None
+    # As many as there must be; one more would be a field that only looks like ours, further inside.
+    if text.count(_DEADLINE) != sum(map(text.count, _WITH_DEADLINE)):
         return None
     digits = text[text.rfind(b":") + 1 : -2]
     if not digits.isdigit():
@@ -75,7 +74,7 @@ def _lines_of(
     for _ in range(_DEADLINES_MAX + 1):
         at = text.find(_DEADLINE)
         if at < 0:
-            return text
+            return text[1:]
         member = text[at : text.find(b",", at) + 1]
         replacement = _member("expiresAt", int(digits)) if (digits := member[12:-1]).isdigit() else None
         if replacement is None or replacement[0] != member:
