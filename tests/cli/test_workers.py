@@ -69,3 +69,21 @@ def test_handlers_that_are_not_there_are_named(relay: Relay, tmp_path: Path) -> 
         _, said = worker.communicate(timeout=PATIENCE_S)
         assert worker.returncode == 2
         assert complaint in said
+
+
+def test_a_module_that_imports_what_is_missing_is_not_called_missing_itself(relay: Relay, tmp_path: Path) -> None:
+    (tmp_path / "ordersworth.py").write_text("import orders\n")
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "__init__.py").write_text("")
+    (tmp_path / "shop" / "work.py").write_text("import shop.missing\n")
+    for registry, missing in (("ordersworth:handlers", "'orders'"), ("shop.work:handlers", "'shop.missing'")):
+        worker = start_worker(relay, tmp_path, registry)
+        _, said = worker.communicate(timeout=PATIENCE_S)
+        assert worker.returncode != 0
+        assert f"No module named {missing}" in said, said
+        assert "there is no module" not in said
+    for registry, missing in (("nowhere.work:handlers", "'nowhere.work'"), ("shop.play:handlers", "'shop.play'")):
+        worker = start_worker(relay, tmp_path, registry)
+        _, said = worker.communicate(timeout=PATIENCE_S)
+        assert worker.returncode == 2
+        assert f"there is no module {missing}" in said, said

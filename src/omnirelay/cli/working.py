@@ -96,7 +96,7 @@ def find_handlers(registry: str) -> Handlers:
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # Something that the module itself imports.
         raise usage(f"there is no module {module_name!r} here or on the path") from None
     found = getattr(module, name, None)
