@@ -110,6 +110,8 @@ class Network:
         """So many answers of the node are replaced by a 502, as by a proxy that lost them."""
         self.breaks_after: int | None = None
         """The connection ends when so many more bytes have come from the node; later ones are whole again."""
+        self.swallows_after: int | None = None
+        """When so many more bytes have come from the node nothing gets through, as after `swallow`."""
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**20)
@@ -188,6 +190,11 @@ class Network:
                     self.bad_gateway -= 1
                     sink.write(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 4\r\nconnection: close\r\n\r\nlost")
                     return
+                if from_node and self.swallows_after is not None:
+                    self.swallows_after -= len(data)
+                    if self.swallows_after <= 0:
+                        self.swallows_after = None
+                        self.swallow()
                 left = self.breaks_after if from_node else None
                 sink.write(data[:left])
                 await sink.drain()

@@ -23,10 +23,11 @@ Event = tuple[int, dict[str, Any]]
 
 
 def events_in(text: str) -> list[Event]:
+    """Without what tells that the stream is whole, which has no data."""
     events = []
     for block in text.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n") if line and not line.startswith(":"))
-        if fields:
+        if fields and fields.get("event") != "end":
             assert set(fields) == {"id", "data"}, fields
             events.append((int(fields["id"]), json.loads(fields["data"])))
     return events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -87,7 +87,7 @@ class Client:
     def events(self, query: dict[str, str]) -> Iterator[tuple[str, bytes]]:
         """The log as a server-sent stream: pairs of sequence number and JSON, until it ends.
 
-        Raises Refusal for an error before or in the stream.
+        Raises Refusal for an error before or in the stream, and Stop when it was to come to the last event and did not.
         """
         import httpx
 
@@ -101,7 +101,9 @@ class Client:
             if response.status_code != 200:
                 response.read()
                 _answer(response, self.namespace)
-            yield from _events(_lines(response.iter_bytes()))
+            whole = yield from _events(_lines(response.iter_bytes()))
+            if not whole and "untilCaughtUp" in query:
+                raise Stop(UNREACHABLE, f"{self.url} ended the stream before the last event", "stream-ended")
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
@@ -168,8 +170,10 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield from lines
 
 
-def _events(lines: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Parse server-sent events. An event called `error` ends the stream by being raised."""
+def _events(lines: Iterator[bytes]) -> Generator[tuple[str, bytes], None, bool]:
+    """Parse server-sent events. One called `error` ends the stream by being raised, one called `end` says that it is
+    whole, which is what comes back.
+    """
     identity, kind = "", b""
     data: list[bytes] = []
     for line in lines:
@@ -185,3 +189,6 @@ def _events(lines: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
                 raise refusal(500, json.loads(text), "")
             yield identity, text
             kind, data = b"", []
+        elif not line and kind == b"end":
+            return True
+    return False

@@ -18,7 +18,10 @@ from omnirelay.wire.answers import ErrorBody, StatsAnswer
 async def watch_events(
     url: str, namespace: str, from_sequence: int | None, types: Sequence[str] | None, until_caught_up: bool
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Events in order. After a broken connection it goes on behind the last one that came whole."""
+    """Events in order. After a broken connection it goes on behind the last one that came whole.
+
+    With `until_caught_up` it ends when the node says so, not when a connection does: that may just have been closed.
+    """
     query: dict[str, str] = {}
     if from_sequence is not None:
         query["from"] = str(from_sequence)
@@ -41,13 +44,15 @@ async def watch_events(
                         raise _refusal(response.status_code, await response.aread())
                     failures = 0
                     async for block in _blocks(response):
-                        if block.get(b"event") == b"error":
+                        kind = block.get(b"event")
+                        if kind == b"error":
                             raise error_of(msgspec.json.decode(block[b"data"], type=ErrorBody))
+                        if kind == b"end":
+                            return
                         event = msgspec.json.decode(block[b"data"])
                         last = block[b"id"].decode() if b"id" in block else last
                         yield event
-                if until_caught_up:
-                    return
+                failures += 1
             except (httpx.HTTPError, Unavailable):
                 # A node that stops or starts says so in an answer; it will be there again.
                 failures += 1
@@ -70,7 +75,7 @@ async def _blocks(response: httpx.Response) -> AsyncGenerator[dict[bytes, bytes]
             name, _, value = line.partition(b":")
             block[name] = value.removeprefix(b" ")
         else:
-            if b"data" in block:
+            if b"data" in block or block.get(b"event") == b"end":
                 yield block
             block = {}
 

@@ -65,15 +65,17 @@ def last_sequences(url: str) -> dict[str, int]:
 
 def first_behind(url: str, shard: str, after: int) -> int | None:
     """The number of the first event behind this one; it is not the next number where a new generation jumps."""
-    for number, _ in _stream(url, shard, after + 1, None):
-        return number
+    for number, document in _stream(url, shard, after + 1, None):
+        return None if document is None else number
     return None
 
 
 def tail_batches(
     url: str, shard: str, first: int, last: int, types: frozenset[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Events from `first` to `last`. Raises OutOfRange when the node does not reach `last`, or no longer `first`."""
+    """Events from `first` to `last`, all of them. Raises OutOfRange when the node does not reach `last`, or no longer
+    `first`, and Unavailable when it stops on the way: Spark tries the task again.
+    """
     from omnirelay.segments.arrow import to_arrow
 
     reached = last_sequences(url).get(shard)
@@ -84,8 +86,9 @@ def tail_batches(
             sequence=last,
         )
     events: list[Any] = []
+    number = first - 1
     for number, document in _stream(url, shard, first, types):
-        if number > last:
+        if number > last or document is None:
             break
         events.append(TailEvent(shard, stored_of(document)))
         if len(events) >= BATCH_EVENTS:
@@ -93,6 +96,8 @@ def tail_batches(
             events = []
         if number == last:
             break
+    if number < last:
+        raise Unavailable(f"the node at {url} sent {shard!r} up to event {number} only, and not to {last}")
     if events:
         yield to_arrow(events)
 
@@ -119,8 +124,11 @@ def _milliseconds(name: str, value: msgspec.Raw) -> Any:
     return value
 
 
-def _stream(url: str, shard: str, first: int, types: frozenset[str] | None) -> Iterator[tuple[int, bytes]]:
-    """Events from `first` to what is there now. After a broken connection it fails: Spark tries the task again."""
+def _stream(url: str, shard: str, first: int, types: frozenset[str] | None) -> Iterator[tuple[int, bytes | None]]:
+    """Events from `first` to what is there now, then its number and None.
+
+    It fails when the connection breaks or ends before that: a node that stops, or a proxy before it, may close it well.
+    """
     query = {"from": str(first), "untilCaughtUp": "true"} | ({} if types is None else {"types": ",".join(types)})
     path = f"/v1/{quote(shard, safe='')}/watch"
     headers = {"accept": "text/event-stream"}
@@ -131,7 +139,7 @@ def _stream(url: str, shard: str, first: int, types: frozenset[str] | None) -> I
     ):
         if response.status_code != 200:
             raise _refusal(url, response.status_code, response.read())
-        number, kind = 0, b""
+        number, kind = first - 1, b""
         for line in _lines(response.iter_bytes()):
             if line.startswith(b"data:"):
                 if kind == b"error":
@@ -141,6 +149,10 @@ def _stream(url: str, shard: str, first: int, types: frozenset[str] | None) -> I
                 number = int(line[3:])
             elif line.startswith(b"event:"):
                 kind = line[6:].strip()
+            elif not line and kind == b"end":
+                yield number, None
+                return
+        raise Unavailable(f"the node at {url} ended the stream of {shard!r} behind event {number}, before its last")
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -88,8 +88,14 @@ class Reply:
 class Message:
     """One message of a server stream; `id` lets a reader that lost the connection go on behind it."""
 
-    body: bytes
+    body: bytes = b""
     id: str | None = None
+    kind: str | None = None
+    """None is what the stream is for; others tell of the stream itself, and may have no body."""
+
+
+ENDED = "end"
+"""The kind of the last message of a stream that came to its end: a connection may end without a word, too."""
 
 
 Messages = AsyncIterator[Message]

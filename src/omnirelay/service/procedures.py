@@ -14,8 +14,8 @@ from omnirelay.core.events import FailMode
 from omnirelay.core.intake import BATCH_ITEMS_MAX, refuse
 from omnirelay.core.payload import ANONYMOUS, Caller
 from omnirelay.engine.shard import Shard
-from omnirelay.errors import InvalidArgument, OmniRelayError
-from omnirelay.rpc.calls import Message, Messages, Reply, RequestMeta
+from omnirelay.errors import InvalidArgument, OmniRelayError, Unavailable
+from omnirelay.rpc.calls import ENDED, Message, Messages, Reply, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.statuses import TOO_LARGE
 from omnirelay.service.owners import Owners
@@ -299,7 +299,9 @@ class LeaseVerbs:
         wanted = None if request.types is None else {name.lower() for name in request.types}
         last = shard.last_sequence
         first = last + 1 if request.from_ is None else request.from_
+        end = Message(id=str(max(last, first - 1)), kind=ENDED)
         if request.until_caught_up and first > last:
+            yield end
             return
         tail = shard.tail(first)
         try:
@@ -307,9 +309,17 @@ class LeaseVerbs:
                 if wanted is None or type(event).__name__.lower() in wanted:
                     yield Message(_encode(event_of(event)), id=str(event.sequence_number))
                 if request.until_caught_up and event.sequence_number >= last:
+                    yield end
                     return
         finally:
             await tail.aclose()  # type: ignore[attr-defined]
+        if request.until_caught_up:
+            # Who asked for all there is must not take a part for it. Who follows the log sees that it ends.
+            raise shard.failure or Unavailable(
+                f"the node stopped before the watch came to event {last}",
+                code="error.resourcelease.draining",
+                retry_after_ms=1_000,
+            )
 
 
 def _check_count(field: str, batch: Sequence[Any]) -> None:

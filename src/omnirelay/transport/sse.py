@@ -114,5 +114,8 @@ async def _write(
 
 
 def _event(message: Message) -> bytes:
-    head = b"" if message.id is None else b"id: " + message.id.encode() + b"\n"
-    return head + b"data: " + message.body + b"\n\n"
+    lines = b"" if message.kind is None else b"event: " + message.kind.encode() + b"\n"
+    if message.id is not None:
+        lines += b"id: " + message.id.encode() + b"\n"
+    # Readers pass over what has no data, and remember its id.
+    return lines + (b"data: " + message.body + b"\n\n" if message.body else b"\n")
