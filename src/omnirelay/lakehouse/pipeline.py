@@ -5,7 +5,8 @@
 
 It may be killed anywhere. Every step brings one table to a target, and the target of a run that was cut off is where
 its first table, `leases`, already is. The next run first brings the others there, each from where it is itself, and
-only then goes on. So no table is ever folded from another that is ahead of it by a part.
+only then goes on. So no table is ever folded from another that is ahead of it by a part. A run looks at this again
+before every step, because others may be at work on the same tables.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -30,6 +31,9 @@ from omnirelay.lakehouse.sizing import FEW_EVENTS, Sizing
 from omnirelay.lakehouse.steps import Steps
 from omnirelay.lakehouse.tables import EVENTS, GOLD, LEASES, SILVER, TABLES, Table
 from omnirelay.lakehouse.waiting import waited
+
+_FOLLOWING: Final = tuple(table for table in (*SILVER, *GOLD) if table is not LEASES)
+"""The tables that are brought to where leases are."""
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -111,13 +115,27 @@ class Pipeline:
             for table in (*SILVER, *GOLD):
                 if self._stopping():
                     return
-                place = self.tables.progress(table)
-                if not within(place, target):
-                    raise overtaken(table)  # Going back would count twice what lies between.
+                place = self._place_of(table, target)
                 if place != target:
-                    self._timed(summary, table, partial(steps.bring, table, target))
+                    self._timed(summary, table, partial(steps.bring, table, place, target))
         finally:
             steps.close()
+
+    def _place_of(self, table: Table, target: Progress) -> Progress:
+        """Where a table is, from which it may be brought to the target; a commit is refused once it has left there.
+
+        Raises TableOvertaken when others have gone on since the target was found out, so that it is no longer right.
+        """
+        place = self.tables.progress(table)
+        if not within(place, target):
+            raise overtaken(table)  # Going back would count twice what lies between.
+        # Leases go on when all others are where they are, and the others only up to leases. Everybody keeps to this:
+        # what holds now holds for as long as the table stays where it is, and a commit asks for no more.
+        if place != target:
+            beside, there = (_FOLLOWING, place) if table is LEASES else ((LEASES,), target)
+            if any(self.tables.progress(each) != there for each in beside):
+                raise overtaken(table)
+        return place
 
     def rebuild(self) -> Summary:
         """Make every table anew from the segments there are."""
@@ -164,7 +182,7 @@ class Pipeline:
         """Where all tables are to be brought next; None when they are there."""
         # Read against the order in which tables are brought on: so none seems to be ahead because somebody else is at
         # work.
-        others = [(table, self.tables.progress(table)) for table in reversed((*SILVER, *GOLD)) if table is not LEASES]
+        others = [(table, self.tables.progress(table)) for table in reversed(_FOLLOWING)]
         begun = self.tables.progress(LEASES)
         newest = self.tables.progress(EVENTS)
         for table, place, before in (*((*each, begun) for each in others), (LEASES, begun, newest)):

@@ -65,9 +65,12 @@ class Steps:
             DAILY: self._daily,
         }
 
-    def bring(self, table: Table, target: Progress) -> None:
-        """Bring a table from where it is to a target, in one commit."""
-        self._of[table](self.tables.progress(table), target)
+    def bring(self, table: Table, after: Progress, target: Progress) -> None:
+        """Bring a table from `after` to a target, in one commit.
+
+        `after` is what the store's `progress` said last: the commit is refused when the table is elsewhere by now.
+        """
+        self._of[table](after, target)
 
     def close(self) -> None:
         """Let go of what was kept."""
