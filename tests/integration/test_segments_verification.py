@@ -19,7 +19,7 @@ from omnirelay.segments.manifest import Manifest
 from omnirelay.segments.parquet import encode_table, read_table
 from omnirelay.segments.reader import SegmentReader
 from omnirelay.segments.segment import FORMATS, SegmentFormat
-from omnirelay.segments.upkeep import compact, expire
+from omnirelay.segments.upkeep import compact, expire, purge
 from omnirelay.segments.verification import verify
 from omnirelay.segments.writer import SegmentWriter
 from tests.segment_logs import SHARD, START_MS, FrameLog, log_of
@@ -95,6 +95,41 @@ async def test_what_was_dropped_is_said_to_be_gone(tmp_path: Path) -> None:
         await frames_of(reader, 1)
     assert await frames_of(reader) == log.frames[2:]
     assert (await verify(store, SHARD)).begin == 4
+
+
+async def dropped_meanwhile(store: LocalObjectStore, retention_ms: int) -> None:
+    """Retention drops segments, and their grace runs out at once."""
+    assert await expire(Archive(store, SHARD, clock=lambda: START_MS + 10), retention_ms=retention_ms)
+    assert await purge(Archive(store, SHARD, clock=lambda: 1 << 50), grace_ms=0)
+
+
+@pytest.mark.parametrize("first", [None, 1])
+async def test_what_is_dropped_while_somebody_reads_is_not_passed_over(tmp_path: Path, first: int | None) -> None:
+    log = FrameLog()
+    for at in range(6):
+        log.commit(2, time_ms=START_MS + at)
+    store = await written(tmp_path, log, each=1)
+    reader = SegmentReader(store, SHARD)
+    frames, batches = reader.frames(first), reader.batches(first)
+    assert await anext(frames) == log.frames[0]
+    await anext(batches)
+    await dropped_meanwhile(store, 6)
+    for reading in (frames, batches):
+        with pytest.raises(LogTrimmed, match="begin behind event 8, 3 is not there") as caught:
+            await anext(reading)
+        assert (caught.value.details["sequence"], caught.value.details["found"]) == (3, 8)
+
+
+async def test_what_is_dropped_behind_a_reader_does_not_stop_it(tmp_path: Path) -> None:
+    log = FrameLog()
+    for at in range(6):
+        log.commit(2, time_ms=START_MS + at)
+    store = await written(tmp_path, log, each=1)
+    reading = SegmentReader(store, SHARD).frames(1)
+    seen = [await anext(reading) for _ in range(4)]
+    assert await compact(Archive(store, SHARD), segment_bytes=1 << 20, at_least=2) == 6
+    assert await purge(Archive(store, SHARD, clock=lambda: 1 << 50), grace_ms=0)
+    assert seen + [frame async for frame in reading] == log.frames
 
 
 async def test_a_log_that_was_trimmed_before_is_followed_from_where_it_begins(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """`SegmentReader`: frames, events and Arrow batches out of the segments of a shard, as the newest manifest lists them.
 
 Segments may be compacted and dropped while somebody reads. Dropped objects stay for a while, so that hardly anybody
-notices; who is slower than that looks at the newest manifest and goes on where it was.
+notices; who is slower than that looks at the newest manifest and goes on where it was, if that is still there.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class SegmentReader:
     async def frames(self, first: int | None = None, last: int | None = None) -> AsyncIterator[Frame]:
         """Frames that hold an event from `first` (None: what there is) to `last`, in order, checked.
 
-        Raises LogTrimmed when `first` was dropped, SegmentsDamaged naming segment and place.
+        Raises LogTrimmed when `first` was dropped, or while this reads what comes next; SegmentsDamaged naming segment
+        and place.
         """
         async for _, frames in self._pieces(first, last):
             for frame in frames:
@@ -79,14 +80,15 @@ class SegmentReader:
     async def _pieces(self, first: int | None, last: int | None) -> AsyncIterator[tuple[Entry, list[Frame]]]:
         manifest = await self.manifest()
         at = manifest.anchor.sequence + 1 if first is None else first
-        if at <= manifest.anchor.sequence:
-            raise LogTrimmed(
-                f"the segments of {self.shard!r} begin behind event {manifest.anchor.sequence}, {at} is not there",
-                shard=self.shard,
-                sequence=at,
-                found=manifest.anchor.sequence,
-            )
         while True:
+            # Here each time: what a newer manifest no longer has must not be passed over.
+            if at <= manifest.anchor.sequence:
+                raise LogTrimmed(
+                    f"the segments of {self.shard!r} begin behind event {manifest.anchor.sequence}, {at} is not there",
+                    shard=self.shard,
+                    sequence=at,
+                    found=manifest.anchor.sequence,
+                )
             try:
                 async for entry in self.archive.segments(manifest, at, last):
                     frames = await load_frames(self.archive, manifest, entry)
