@@ -240,8 +240,8 @@ def _name(table: Table) -> str:
 
 
 def _renamed(condition: str, target: str) -> str:
-    """A condition in which the table is called `t`, with another name for it."""
-    return re.sub(r"\bt\.", f"{target}.", condition)
+    """A condition in which the table is called `t`, with another name for it. What stands in quotes stays."""
+    return re.sub(r"'(?:[^'\\]|\\.)*'|\bt\.", lambda found: found[0] if found[0][0] == "'" else f"{target}.", condition)
 
 
 def _ddl(rows: DataFrame, names: Sequence[str]) -> str:

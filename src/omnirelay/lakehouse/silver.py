@@ -6,6 +6,7 @@ folded into them, and the outcome is merged back. What a fold needs of the past 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -193,7 +194,19 @@ def in_shape(rows: DataFrame, table: Table) -> DataFrame:
     return rows.select(*(F.col(column.name).cast(column.type) for column in table.columns))
 
 
-def lowest(rows: DataFrame, column: str) -> int | None:
-    """The smallest value of a column: one number, which lets a table be looked at from there on only."""
-    found = rows.agg(F.min(column)).first()
-    return None if found is None or found[0] is None else int(found[0])
+def oldest_items(changes: DataFrame) -> dict[str, int]:
+    """For each shard the oldest item that these events name: one number, from which on items have to be looked at."""
+    found = changes.groupBy("shard").agg(F.min("item")).collect()
+    return {shard: int(item) for shard, item in found if item is not None}
+
+
+def from_items_on(oldest: Mapping[str, int], table: str = "") -> str:
+    """That a row is of an item which is as old as these, or younger. `table` is what the table is called, with a dot.
+
+    Every shard counts its items by itself: a new one names its first, and that says nothing of the others.
+    """
+    parts = []
+    for shard, item in sorted(oldest.items()):
+        name = shard.replace("\\", "\\\\").replace("'", "\\'")
+        parts.append(f"({table}shard = '{name}' AND {table}item >= {item})")
+    return f"({' OR '.join(parts)})" if parts else "false"

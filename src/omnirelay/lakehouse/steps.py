@@ -51,7 +51,7 @@ class Steps:
         self._few = few
         self._held: dict[Table, DataFrame] = {}
         self._kept: dict[Range, DataFrame] = {}
-        self._lowest: dict[Range, int | None] = {}
+        self._oldest: dict[Range, dict[str, int]] = {}
         self._spans: dict[Range, list[gold_windows.Span]] = {}
         self._of: Final[dict[Table, Callable[[Progress, Progress], None]]] = {
             LEASES: self._leases,
@@ -140,12 +140,12 @@ class Steps:
             changes = self._kept[key] = changes.persist()
         return changes
 
-    def _lowest_item(self, after: Progress, upto: Progress) -> int | None:
-        """The oldest item that these events name."""
+    def _oldest_items(self, after: Progress, upto: Progress) -> dict[str, int]:
+        """The oldest item of each shard that these events name."""
         key = _range(after, upto)
-        if key not in self._lowest:
-            self._lowest[key] = silver.lowest(self._changes(after, upto), "item")
-        return self._lowest[key]
+        if key not in self._oldest:
+            self._oldest[key] = silver.oldest_items(self._changes(after, upto))
+        return self._oldest[key]
 
     def _time(self, after: Progress, upto: Progress) -> list[gold_windows.Span]:
         """What time new events, and the last one before them, take up."""
@@ -156,12 +156,11 @@ class Steps:
         return self._spans[key]
 
     def _known_items(self, after: Progress, upto: Progress) -> DataFrame | None:
-        """The items before these events, from the oldest that they name on."""
+        """The items before these events, of each shard from the oldest that they name on."""
         items = self._known(ITEMS)
         if items is None or self._few:
             return items
-        low = self._lowest_item(after, upto)
-        return items.where(F.lit(False) if low is None else F.col("item") >= low)
+        return items.where(silver.from_items_on(self._oldest_items(after, upto)))
 
     def _changed_leases(self, after: Progress, upto: Progress) -> DataFrame:
         return gold.changed_since(self._read(LEASES), after, upto)
@@ -175,8 +174,9 @@ class Steps:
 
     def _items(self, after: Progress, upto: Progress) -> None:
         items = self._known_items(after, upto)
-        low = None if items is None or self._few else self._lowest_item(after, upto)
-        only = None if low is None else f"t.item >= {low}"
+        only = None
+        if items is not None and not self._few and (oldest := self._oldest_items(after, upto)):
+            only = silver.from_items_on(oldest, "t.")
         self._merge(ITEMS, fold_items(self._changes(after, upto), items), upto, only=only)
 
     def _peers(self, after: Progress, upto: Progress) -> None:
