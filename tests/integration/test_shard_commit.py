@@ -15,7 +15,7 @@ from omnirelay.core.intake import BATCH_ITEMS_MAX, CALLER_MAX
 from omnirelay.core.options import MIB, QueueOptions
 from omnirelay.core.payload import Caller, OwnershipToken
 from omnirelay.core.snapshot import digest
-from omnirelay.engine import writer
+from omnirelay.engine import framing
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import InvalidArgument, OmniRelayError
@@ -186,7 +186,7 @@ async def test_splitting_a_batch_does_not_encode_it_over_and_over(monkeypatch: p
         encoded += len(frame.data)
         return frame
 
-    monkeypatch.setattr(writer, "encode_frame", count_and_encode)
+    monkeypatch.setattr(framing, "encode_frame", count_and_encode)
     log = GatedLog()
     shard = await Shard.open(log, clock=FakeClock())
     await shard.enqueue(items(400))

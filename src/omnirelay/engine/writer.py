@@ -22,17 +22,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from msgspec.json import encode as encode_json
-
 from omnirelay.core.answers import GrantedLease, ItemView
 from omnirelay.core.commands import AdvanceTime, Command, ElectLeader
 from omnirelay.core.decide import Ids
-from omnirelay.core.events import Event, GenerationStarted
+from omnirelay.core.events import Event
 from omnirelay.core.rules.handling import find_item
 from omnirelay.core.state import State
 from omnirelay.core.views import view
 from omnirelay.engine.clock import Clock, ShardTime, Timer
 from omnirelay.engine.deciding import Decider
+from omnirelay.engine.framing import Framing
 from omnirelay.engine.requests import (
     AcknowledgeRequest,
     Batch,
@@ -46,19 +45,15 @@ from omnirelay.engine.requests import (
 )
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.waiting import EnqueueLine, ItemWaiters, LeaseLine
-from omnirelay.errors import LogUnavailable, OmniRelayError, Unavailable
-from omnirelay.log.base import FRAME_BYTES_MAX, EventLog, Frame, Position
+from omnirelay.errors import LogOutcomeUnknown, LogUnavailable, OmniRelayError, Unavailable
+from omnirelay.log.base import EventLog, Frame, Position
 from omnirelay.log.failpoints import hit
-from omnirelay.log.frame import encode_frame
 
 _log = logging.getLogger("omnirelay.engine")
 
 INLINE_BYTES_MAX = 64 * 1024
 """Larger frames go to the writer thread: hashing them would hold up the loop, and the next one can be decided while
 they are written."""
-
-FRAME_HEADER_BYTES_MAX = 8 * 1024
-"""No header of a frame takes more; shard and log id are short."""
 
 RETURN_MAX = 1_000
 """Most grants that one command returns."""
@@ -101,6 +96,7 @@ class Writer:
         self._settings = settings
         self._on_durable = on_durable
         self._decider = Decider(state, ids, self.line, self.enqueues, self.items)
+        self._framing = Framing(log, epoch, state)
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[Request] = deque()
         self._waiting_events = 0
@@ -213,12 +209,7 @@ class Writer:
             self._give_up(error)
         except Exception as error:
             _log.exception("shard_failed", extra={"shard": self._log.shard})
-            self._give_up(
-                Unavailable(
-                    f"the shard stopped on an internal error: {error!r}",
-                    code="error.resourcelease.log_unavailable",
-                )
-            )
+            self._give_up(LogOutcomeUnknown(f"the shard stopped on an internal error: {error!r}"))
 
     async def _take_off(self) -> None:
         """Decide what waits and append it; goes on while the state asks for more or the inbox has some."""
@@ -257,7 +248,7 @@ class Writer:
         self._decider.build(batch, self._inbox, now_ms, events_max=self._events_max(), first=first)
         self._waiting_events = max(self._waiting_events - len(batch.events), 0) if self._inbox else 0
         if batch.events:
-            batch.frames = self._encode(batch, generation, now_ms)
+            batch.frames = self._framing.frames_of(batch, generation, now_ms)
             hit("engine.decided")
         self._open = None
         return batch
@@ -271,37 +262,6 @@ class Writer:
         if self._flying is None and self._waiting_events >= self._settings.split_events_min:
             return min(limit, self._waiting_events // 2)
         return limit
-
-    def _encode(self, batch: Batch, generation: int, now_ms: int) -> list[Frame]:
-        """`generation` is the one before the batch; a frame bears the one after its last event."""
-        frame = self._frame(batch.events, self.state.generation, now_ms)
-        if len(frame.data) <= FRAME_BYTES_MAX:
-            return [frame]
-        return self._encode_in_parts(batch, generation, now_ms)
-
-    def _encode_in_parts(self, batch: Batch, generation: int, now_ms: int) -> list[Frame]:
-        """Split at the end of a command; every single command fits a frame by the limits on intake."""
-        frames: list[Frame] = []
-        start = part_end = 0
-        part_bytes = FRAME_HEADER_BYTES_MAX
-        for end in dict.fromkeys(batch.commands):
-            command_bytes = len(encode_json(batch.events[part_end:end]))
-            if part_bytes + command_bytes > FRAME_BYTES_MAX and part_end > start:
-                frames.append(self._part(batch.events[start:part_end], generation, now_ms))
-                generation = frames[-1].generation
-                start, part_bytes = part_end, FRAME_HEADER_BYTES_MAX
-            part_end = end
-            part_bytes += command_bytes
-        frames.append(self._part(batch.events[start:], generation, now_ms))
-        return frames
-
-    def _part(self, events: list[Event], generation: int, now_ms: int) -> Frame:
-        started = [event.generation for event in events if type(event) is GenerationStarted]
-        return self._frame(events, max(started, default=generation), now_ms)
-
-    def _frame(self, events: list[Event], generation: int, now_ms: int) -> Frame:
-        depth = (self.state.pending_count, self.state.leased.live)
-        return encode_frame(self._log.shard, self._log.log_id, generation, self._epoch, now_ms, events, depth)
 
     async def _launch(self, batch: Batch) -> None:
         if not batch.frames:
