@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from omnirelay.cli.exits import Stop
-from omnirelay.cli.lakehouse_audit import drawn, end_by
+from omnirelay.cli.lakehouse_audit import _known, drawn, end_by
 from omnirelay.cli.printing import show
 from omnirelay.core.snapshot import digest
 from omnirelay.lakehouse.audit import Audit, Report, ShardResult
@@ -21,6 +21,7 @@ from omnirelay.lakehouse.audit_digests import Known
 from omnirelay.lakehouse.audit_opinion import SqlOpinion
 from omnirelay.lakehouse.audit_plan import plan
 from omnirelay.lakehouse.audit_rules import RULES, Finding, Unseen
+from omnirelay.log.sqlite import SqliteLog
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.manifest import Before
@@ -266,6 +267,33 @@ def test_where_spark_is_not_here_sql_says_that_it_did_not_read_lines(whole_spark
     assert "some of its segments are lines" in sql.remarks["jobs"]
     sql = SqlOpinion(whole_spark, str(tmp_path), {"jobs": planned}, {"jobs": ()}, {}, print).run()
     assert "its first segment cannot be read" in sql.remarks["jobs"]
+
+
+def test_what_was_to_be_compared_and_could_not_be_was_not_seen(whole_spark: SparkSession, tmp_path: Path) -> None:
+    segments, node = tmp_path / "segments", tmp_path / "node"
+    for shard in ("absent", "another", "silent"):
+        plants.write(segments, plants.short_log(shard))
+
+    async def elsewhere() -> None:
+        for shard in ("another", "orders"):
+            log = SqliteLog.open(node, shard)
+            await log.acquire("somebody")
+            await log.close()
+
+    asyncio.run(elsewhere())
+    plans, found = asyncio.run(plan(str(segments)))
+    known = asyncio.run(_known(str(node), plans, {}))
+    known["silent"] = Known(plans[-1].log_id, {})
+    report = Audit(whole_spark.newSession(), str(segments), plans, found, known=known).run()
+    assert report.clean
+    said = [(each.opinion, each.shard, each.why.replace(str(node), "it")) for each in report.unseen]
+    assert said == [
+        ("replay", "absent", "not compared: it has no log of 'absent'"),
+        ("replay", "another", "not compared: it has another log of 'another' than the segments"),
+        ("replay", "silent", "not compared: the log to compare it with knows none of its states"),
+    ]
+    with pytest.raises(Stop, match="absent, another, silent"):
+        end_by(report, strict=True)
 
 
 def test_what_was_not_seen_changes_the_end_only_when_that_is_asked_for() -> None:

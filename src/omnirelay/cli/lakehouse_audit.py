@@ -86,6 +86,9 @@ def audit(
     plans, found = run_async(plan(source, shards=shard, first=first, last=last, options=options))
     place = str(data) if data is not None else backup
     known = {} if place is None else run_async(_known(place, plans, options if data is None else {}))
+    for each in known.values():
+        if each.remark is not None:
+            note(each.remark)
     events = sum(entry.events for each in plans for entry in each.entries)
     note(f"{len(plans)} shards, {events} events; starting Spark")
     flags = LONG_RUN if events >= _LONG_EVENTS else QUICK_START
@@ -108,20 +111,20 @@ def end_by(report: Report, *, strict: bool) -> None:
 
 
 async def _known(address: str, plans: list[ShardPlan], options: dict[str, Any]) -> dict[str, Known]:
-    """What the logs at an address say about the states of these shards. A shard that is not there is passed over."""
-    from omnirelay.lakehouse.audit_digests import known_of
+    """What the logs at an address say about the states of these shards, or why they say nothing."""
+    from omnirelay.lakehouse.audit_digests import Known, known_of
 
     place = await look_at(address, options, None)
     known: dict[str, Known] = {}
     for plan in plans:
         if place.kinds.get(plan.shard) not in ("files", "backup"):
-            note(f"{address} has no log of {plan.shard!r} to compare with")
+            known[plan.shard] = Known("", {}, remark=f"{address} has no log of {plan.shard!r}")
             continue
         async with place.files_of(plan.shard) as directory:
             known[plan.shard] = await known_of(directory, plan.shard, anchor=plan.anchor.sequence, last=plan.last)
         if known[plan.shard].log_id != plan.log_id:
-            note(f"{address} has another log of {plan.shard!r} than the segments; it is not compared")
-            del known[plan.shard]
+            remark = f"{address} has another log of {plan.shard!r} than the segments"
+            known[plan.shard] = Known(known[plan.shard].log_id, {}, remark=remark)
     return known
 
 

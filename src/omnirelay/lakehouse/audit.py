@@ -101,7 +101,10 @@ class Audit:
         options: Options = None,
         report: Callable[[str], None] = _unseen,
     ) -> None:
-        """`plans` and `found` are what `plan` says; `known` what logs of the node say about their states."""
+        """`plans` and `found` are what `plan` says; `known` what logs of the node say about their states.
+
+        A shard that `known` names is to be compared: that nothing of it was is among what was not seen.
+        """
         self._spark = spark
         self._address = address
         self._plans = list(plans)
@@ -205,11 +208,24 @@ class Audit:
         for plan in self._plans:
             if (remark := replayed[plan.shard].remark) is not None:
                 yield Unseen("replay", plan.shard, remark)
+            if (remark := self._not_compared(plan, replayed[plan.shard])) is not None:
+                yield Unseen("replay", plan.shard, remark)
             if (remark := sql.remarks.get(plan.shard)) is not None:
                 yield Unseen("sql", plan.shard, remark)
             if not plan.whole:
                 why = f"with SQL nothing is known of items from before event {plan.anchor.sequence + 1}"
                 yield Unseen("sql", plan.shard, why)
+
+    def _not_compared(self, plan: ShardPlan, done: Replayed) -> str | None:
+        """Why no state was compared, where somebody named what to compare it with."""
+        known = self._known.get(plan.shard)
+        if known is None or done.snapshots:
+            return None
+        if known.remark is not None:
+            return f"not compared: {known.remark}"
+        if done.remark is not None or not plan.entries:
+            return None  # It was not replayed to where there is something to compare, which is said already.
+        return "not compared: the log to compare it with knows none of its states"
 
     def _shards(
         self, replayed: Mapping[str, Replayed], sql: SqlResult, unseen: Collection[Unseen]

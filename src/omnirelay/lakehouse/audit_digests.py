@@ -21,6 +21,8 @@ class Known(msgspec.Struct, frozen=True):
     """Of the state behind an event."""
     start: list[bytes] | None = None
     """The state that the segments begin with, as a snapshot has it; None when they begin with the log."""
+    remark: str | None = None
+    """Why nothing of it can be compared with the segments."""
 
 
 async def known_of(directory: Path, shard: str, *, anchor: int, last: int) -> Known:
