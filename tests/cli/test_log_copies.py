@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -17,11 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from omnirelay.segments.archive import Archive
+from omnirelay.segments.local import LocalObjectStore
+from omnirelay.segments.manifest import FAN
 from omnirelay.segments.schema import arrow_schema
+from omnirelay.segments.writer import SegmentWriter
 from tests.cli.conftest import Relay
 from tests.cli.processes import environment, omnirelay, spawned
 from tests.patience import PATIENCE_S
-from tests.segment_logs import S3Server
+from tests.segment_logs import SHARD, S3Server, log_of
 
 NAMESPACE = "resourcelease"
 CONFIG = """
@@ -248,6 +253,31 @@ def test_damaged_segments_end_with_6_and_are_named(lost: Lost, tmp_path: Path) -
     assert (said.code, said.json["result"]) == (6, "damaged")
     assert f"{victim.name} of '{NAMESPACE}' is missing" in said.err
     assert not (tmp_path / "new" / NAMESPACE).exists()
+
+
+def test_a_lost_index_ends_with_6_and_other_shards_are_verified_all_the_same(lost: Lost, tmp_path: Path) -> None:
+    copy = tmp_path / "lake"
+    shutil.copytree(lost.lake, copy)
+
+    async def write() -> None:
+        writer = SegmentWriter(Archive(LocalObjectStore(copy), SHARD), kind="jsonl")
+        for frame in log_of(*[1] * 2 * FAN).frames:
+            await writer.append([frame])
+
+    asyncio.run(write())
+    [index] = (copy / SHARD / "index").iterdir()
+    index.unlink()
+    said = omnirelay("log", "verify", copy, "-o", "json")
+    assert said.returncode == 6, said
+    assert [(each["namespace"], each["result"]) for each in json.loads(said.stdout)["logs"]] == [
+        (SHARD, "damaged"),
+        (NAMESPACE, "whole"),
+    ]
+    assert f"index {index.name} of '{SHARD}' is missing, although the manifest lists it" in said.stderr
+    said = omnirelay("log", "restore", "--from", copy, "--namespace", SHARD, "--data", tmp_path / "new")
+    assert said.returncode == 6, said
+    assert index.name in said.stderr
+    assert not (tmp_path / "new" / SHARD).exists()
 
 
 def test_segments_whose_manifests_are_gone_are_damaged_and_not_nothing(lost: Lost, tmp_path: Path) -> None:

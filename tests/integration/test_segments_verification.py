@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,7 @@ from omnirelay.log.base import Frame
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.errors import SegmentsDamaged
 from omnirelay.segments.local import LocalObjectStore
-from omnirelay.segments.manifest import Manifest
+from omnirelay.segments.manifest import FAN, Entry, Manifest
 from omnirelay.segments.parquet import encode_table, read_table
 from omnirelay.segments.reader import SegmentReader
 from omnirelay.segments.segment import FORMATS, SegmentFormat
@@ -172,6 +172,58 @@ async def test_a_missing_segment_is_named(tmp_path: Path) -> None:
     assert caught.value.details["segment"] == path.name
     with pytest.raises(SegmentsDamaged, match="although the manifest"):
         await frames_of(SegmentReader(store, SHARD))
+
+
+async def indexed(root: Path) -> tuple[LocalObjectStore, Path]:
+    """So many segments that the first of them are listed by an index; where that lies."""
+    store = await written(root, log_of(*[1] * 2 * FAN), "jsonl", each=1)
+    [index] = (root / SHARD / "index").iterdir()
+    return store, index
+
+
+async def test_a_missing_index_is_damage_and_named(tmp_path: Path) -> None:
+    store, index = await indexed(tmp_path)
+    assert (await verify(store, SHARD)).segments == 2 * FAN
+    index.unlink()
+    with pytest.raises(SegmentsDamaged, match=f"index {index.name} of '{SHARD}' is missing, although") as caught:
+        await verify(store, SHARD)
+    assert (caught.value.details["segment"], caught.value.details["sequence"]) == (index.name, 1)
+    with pytest.raises(SegmentsDamaged, match=f"{index.name}.*although the manifest of '{SHARD}' lists it"):
+        await SegmentReader(store, SHARD).segments()
+
+
+async def test_an_index_that_a_newer_manifest_does_without_is_no_damage(tmp_path: Path) -> None:
+    """The manifest that a walk began with is the last one for a while: what it lists may be replaced and removed."""
+    store, index = await indexed(tmp_path)
+    replaced = False
+
+    async def replace(key: str) -> None:
+        nonlocal replaced
+        if "/index/" in key and not replaced:
+            replaced = True
+            other = await Archive(store, SHARD).index(await Archive(store, SHARD).entries_in(entry))
+            await forged(store, lambda newest: swapped(newest, other))
+            index.unlink()
+
+    def swapped(newest: Manifest, other: Entry) -> Manifest:
+        return msgspec.structs.replace(newest, levels=(newest.levels[0], (other,)))
+
+    [entry] = (await SegmentReader(store, SHARD).manifest()).levels[1]
+    meddled = Meddled(tmp_path, replace)
+    assert (await verify(meddled, SHARD)).segments == 2 * FAN
+    assert replaced
+
+
+class Meddled(LocalObjectStore):
+    """A store in which somebody does something before an object is read."""
+
+    def __init__(self, root: Path, before: Callable[[str], Awaitable[None]]) -> None:
+        super().__init__(root)
+        self._before = before
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        await self._before(key)
+        return await super().get(key, start, end)
 
 
 async def forged(store: LocalObjectStore, change: Callable[[Manifest], Manifest]) -> None:

@@ -93,8 +93,7 @@ async def plan(
 
 async def _plan_of(store: ObjectStore, shard: str, first: int, last: int | None) -> ShardPlan:
     reader = SegmentReader(store, shard)
-    manifest = await reader.manifest()
-    entries = [entry async for entry in reader.archive.segments(manifest, 1, last)]
+    manifest, entries = await reader.listed(1, last)
     end = entries[-1].last if entries else manifest.anchor.sequence
     return ShardPlan(
         shard=shard,

@@ -162,8 +162,7 @@ class _Shard:
 
     async def _listed(self, reader: SegmentReader, after: int) -> tuple[Manifest, list[Entry]]:
         try:
-            manifest = await reader.manifest()
-            entries = [entry async for entry in reader.archive.segments(manifest, after + 1)]
+            manifest, entries = await reader.listed(after + 1)
         except LogDamaged as error:
             raise self._refused(str(error.details.get("segment")), after + 1, error.message) from None
         if self._known is not None and manifest.log_id != self._known.log_id:

@@ -140,6 +140,5 @@ async def shards_at(address: str, options: Mapping[str, Any] | None = None) -> l
 
 async def _of_shard(store: ObjectStore, shard: str, after: int | None) -> ShardSegments:
     reader = SegmentReader(store, shard)
-    manifest = await reader.manifest()
-    entries = [] if after is None else [entry async for entry in reader.archive.segments(manifest, after + 1)]
+    manifest, entries = (await reader.manifest(), []) if after is None else await reader.listed(after + 1)
     return ShardSegments(shard, manifest.log_id, manifest.anchor.sequence, manifest.last, tuple(entries))

@@ -36,14 +36,13 @@ class SegmentOrigin:
     async def open(cls, store: ObjectStore, shard: str, base: Origin | None = None) -> SegmentOrigin:
         """Raises NotFound without segments, FailedPrecondition when they do not begin where they have to."""
         reader = SegmentReader(store, shard)
-        manifest = await reader.manifest()
+        manifest, behind = await reader.listed(1 if base is None else base.history.end.sequence + 1)
         if manifest.end is None or manifest.last == 0:
             raise NotFound(f"the segments of {shard!r} in {store.address} hold no event yet", shard=shard)
         start = _from_nothing(manifest) if base is None else base.history
         _check_reach(manifest, start, store.address, base)
         if start.end.sequence >= manifest.last:
             return cls(reader, start, base)  # The backup is newer than the last segment.
-        behind = [entry async for entry in reader.archive.segments(manifest, start.end.sequence + 1)]
         history = msgspec.structs.replace(
             start,
             end=manifest.end,

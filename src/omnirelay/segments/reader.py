@@ -51,9 +51,20 @@ class SegmentReader:
         return manifest
 
     async def segments(self, first: int = 1, last: int | None = None) -> list[Entry]:
-        """The segments that hold an event from `first` to `last`, in order."""
+        """The segments that hold an event from `first` to `last`, in order. Raises as `listed` does."""
+        return (await self.listed(first, last))[1]
+
+    async def listed(self, first: int = 1, last: int | None = None) -> tuple[Manifest, list[Entry]]:
+        """The newest manifest and its segments that hold an event from `first` to `last`, in order.
+
+        Raises as `manifest` does, and SegmentsDamaged when an index that it lists is damaged or gone.
+        """
         manifest = await self.manifest()
-        return [entry async for entry in self.archive.segments(manifest, first, last)]
+        while True:
+            try:
+                return manifest, [entry async for entry in self.archive.segments(manifest, first, last)]
+            except ObjectMissing as error:
+                manifest = await self._newer_than(manifest, error, first)
 
     async def frames(self, first: int | None = None, last: int | None = None) -> AsyncIterator[Frame]:
         """Frames that hold an event from `first` (None: what there is) to `last`, in order, checked.
@@ -98,15 +109,16 @@ class SegmentReader:
                     at = entry.last + 1
                 return
             except ObjectMissing as error:
-                newer = await self.manifest()
-                if newer.version == manifest.version:
-                    raise self._gone(error, at) from error
-                manifest = newer
+                manifest = await self._newer_than(manifest, error, at)
 
-    def _gone(self, error: ObjectMissing, at: int) -> SegmentsDamaged:
-        return SegmentsDamaged(
-            f"{error.message}, although the manifest of {self.shard!r} lists it",
-            shard=self.shard,
-            segment=str(error.details.get("key")),
-            sequence=at,
-        )
+    async def _newer_than(self, manifest: Manifest, error: ObjectMissing, at: int) -> Manifest:
+        """The manifest that no longer lists what is gone. Without one it is damage: this one does."""
+        newer = await self.manifest()
+        if newer.version == manifest.version:
+            raise SegmentsDamaged(
+                f"{error.message}, although the manifest of {self.shard!r} lists it",
+                shard=self.shard,
+                segment=str(error.details.get("key")),
+                sequence=at,
+            ) from error
+        return newer

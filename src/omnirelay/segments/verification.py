@@ -9,8 +9,8 @@ import msgspec
 from omnirelay.errors import NotFound
 from omnirelay.log.base import Position
 from omnirelay.log.chain import Link
-from omnirelay.segments.errors import ObjectMissing
-from omnirelay.segments.manifest import Entry, Manifest, segment_key
+from omnirelay.segments.errors import ObjectMissing, SegmentsDamaged
+from omnirelay.segments.manifest import Entry, Manifest, index_key, segment_key
 from omnirelay.segments.parquet import check_columns
 from omnirelay.segments.reader import SegmentReader, load_frames
 from omnirelay.segments.segment import damaged, format_of
@@ -45,40 +45,84 @@ async def verify(store: ObjectStore, shard: str, progress: Callable[[int, int], 
 
     Each segment: the bytes against the digest in the manifest, every frame against the chain, the columns against the
     frames. Between them: each begins where the one before it ends. Raises SegmentsDamaged naming the first bad segment
-    and event, or that the manifests are gone; NotFound when there are no segments.
+    and event, or the index that is gone, or that the manifests are; NotFound when there are no segments.
     """
     reader = SegmentReader(store, shard)
+    gone: str | None = None
+    while True:
+        manifest = await _newest(reader)
+        walk = _Walk(reader, manifest)
+        try:
+            return await walk.run(progress)
+        except ObjectMissing as error:
+            # Compacted or dropped while this ran, if a newer manifest does without it.
+            key = str(error.details.get("key"))
+            if key == gone or (await _newest(reader)).version == manifest.version:
+                raise _missing(shard, key, walk.reached + 1) from None
+            gone = key
+
+
+async def _newest(reader: SegmentReader) -> Manifest:
     try:
-        manifest = await reader.manifest()
+        return await reader.manifest()
     except NotFound as error:
         # Whoever has it verified believes that something is there; one segment that nobody lists may be all of it.
         if unlisted := int(str(error.details.get("unlisted", 0))):
-            raise manifests_gone(store, shard, unlisted) from None
+            raise manifests_gone(reader.archive.store, reader.shard, unlisted) from None
         raise
-    link = manifest.anchor.link()
-    done = frames = events = size = 0
-    async for entry in reader.archive.segments(manifest):
-        link = await _verified(reader, manifest, entry, link)
-        done += 1
-        frames += entry.frames
-        events += entry.events
-        size += entry.bytes
-        if progress is not None:
-            progress(done, manifest.segments)
-    return SegmentsReport(
+
+
+def _missing(shard: str, key: str, sequence: int) -> SegmentsDamaged:
+    kind = "index" if key.startswith(index_key(shard, "")) else "segment"
+    name = key.rpartition("/")[2]
+    return SegmentsDamaged(
+        f"{kind} {name} of {shard!r} is missing, although the manifest lists it",
         shard=shard,
-        log_id=manifest.log_id,
-        version=manifest.version,
-        anchored=manifest.anchor.chain is not None,
-        begin=manifest.anchor.sequence,
-        position=Position(manifest.last, b"" if link is None else link.chain),
-        generation=manifest.anchor.generation if link is None else link.generation,
-        epoch=manifest.epoch,
-        segments=done,
-        frames=frames,
-        events=events,
-        bytes=size,
+        segment=name,
+        sequence=sequence,
     )
+
+
+class _Walk:
+    """Over the segments that one manifest lists."""
+
+    def __init__(self, reader: SegmentReader, manifest: Manifest) -> None:
+        self._reader = reader
+        self._manifest = manifest
+        self._link = manifest.anchor.link()
+
+    @property
+    def reached(self) -> int:
+        """The last event that is proved."""
+        return self._manifest.anchor.sequence if self._link is None else self._link.sequence
+
+    async def run(self, progress: Callable[[int, int], None] | None) -> SegmentsReport:
+        """Raises SegmentsDamaged, and ObjectMissing for an index or a segment."""
+        manifest = self._manifest
+        done = frames = events = size = 0
+        async for entry in self._reader.archive.segments(manifest):
+            self._link = await _verified(self._reader, manifest, entry, self._link)
+            done += 1
+            frames += entry.frames
+            events += entry.events
+            size += entry.bytes
+            if progress is not None:
+                progress(done, manifest.segments)
+        link = self._link
+        return SegmentsReport(
+            shard=self._reader.shard,
+            log_id=manifest.log_id,
+            version=manifest.version,
+            anchored=manifest.anchor.chain is not None,
+            begin=manifest.anchor.sequence,
+            position=Position(manifest.last, b"" if link is None else link.chain),
+            generation=manifest.anchor.generation if link is None else link.generation,
+            epoch=manifest.epoch,
+            segments=done,
+            frames=frames,
+            events=events,
+            bytes=size,
+        )
 
 
 async def _verified(reader: SegmentReader, manifest: Manifest, entry: Entry, link: Link | None) -> Link:
@@ -97,8 +141,6 @@ async def _verified(reader: SegmentReader, manifest: Manifest, entry: Entry, lin
         if format_of(entry.name) == "parquet":
             data = await reader.archive.store.get(segment_key(shard, entry.name))
             await in_thread(check_columns, data, loaded)
-    except ObjectMissing:
-        raise damaged(shard, entry, entry.first, "is missing, although the manifest lists it") from None
     except ValueError as error:
         raise damaged(shard, entry, entry.first, f"says something else in its columns: {error}") from None
     counted = (len(loaded), sum(frame.count for frame in loaded))
