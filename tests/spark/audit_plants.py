@@ -29,6 +29,7 @@ from omnirelay.segments.connecting import connect
 from omnirelay.segments.manifest import Before, Manifest, encode_manifest, manifest_key, segment_key
 from omnirelay.segments.parquet import encode_table, read_table
 from omnirelay.segments.segment import SegmentFormat, encode_segment, entry_of
+from omnirelay.segments.upkeep import compact, purge
 from omnirelay.segments.writer import SegmentWriter
 from omnirelay.testing.clock import FakeClock
 from tests.spark.workload import Recorded
@@ -298,6 +299,17 @@ async def _write(
     entry, data = encode_segment([planted], Before.of(manifest.end), kind, "eu")
     await store.put_if_absent(segment_key(log.shard, entry.name), data)
     await archive.change(lambda newest: None if newest is None else newest.with_recent((*newest.recent, entry)))
+
+
+def merge(directory: Path, shard: str) -> None:
+    """Put one segment in place of all there are, and remove those, as the upkeep of a node does in time."""
+    asyncio.run(_merge(directory, shard))
+
+
+async def _merge(directory: Path, shard: str) -> None:
+    archive = Archive(await connect(str(directory)), shard)
+    assert await compact(archive, segment_bytes=1 << 30, at_least=2)
+    assert await purge(archive, grace_ms=0)
 
 
 def segment_paths(directory: Path, shard: str) -> list[Path]:

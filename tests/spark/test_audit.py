@@ -296,6 +296,18 @@ def test_what_was_to_be_compared_and_could_not_be_was_not_seen(whole_spark: Spar
         end_by(report, strict=True)
 
 
+def test_segments_that_are_merged_while_they_are_audited_are_not_seen_and_no_violation(
+    whole_spark: SparkSession, tmp_path: Path
+) -> None:
+    plants.write(tmp_path, plants.short_log("jobs"), pieces=4)
+    plans, found = asyncio.run(plan(str(tmp_path)))
+    plants.merge(tmp_path, "jobs")
+    report = Audit(whole_spark.newSession(), str(tmp_path), plans, found).run()
+    assert report.clean
+    assert [each.opinion for each in report.unseen] == ["files", "replay", "sql"]
+    assert report.unseen[0].why.startswith("4 segments from event 1 on were merged or dropped")
+
+
 def test_what_was_not_seen_changes_the_end_only_when_that_is_asked_for() -> None:
     whole = Report(rules=[], shards=[], events=0, seconds=0.1, unseen=[])
     in_part = msgspec.structs.replace(whole, unseen=[Unseen("sql", "jobs", "not read")])

@@ -22,8 +22,9 @@ from omnirelay.errors import InvalidArgument, NotFound
 from omnirelay.lakehouse.audit_digests import Known, known_of
 from omnirelay.lakehouse.audit_plan import ShardPlan, plan
 from omnirelay.lakehouse.audit_replay import Replay
-from omnirelay.lakehouse.audit_rules import Findings, Replayed
+from omnirelay.lakehouse.audit_rules import Findings, Opined, Replayed
 from omnirelay.lakehouse.audit_segments import SegmentCheck
+from omnirelay.lakehouse.audit_tasks import SegmentWork
 from omnirelay.log.sqlite import SqliteLog
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
@@ -178,6 +179,34 @@ def test_damage_to_a_segment_counts_from_wherever_in_it_the_audit_begins() -> No
     assert not findings.named
     findings.add("segments", 4_000, "is missing", upto=6_000)
     assert [finding.sequence for finding in findings.named] == [5_000]
+
+
+def _files_opinion(directory: Path, planned: ShardPlan, at: int) -> Opined:
+    return msgspec.json.decode(SegmentWork(str(directory), None, [planned], [(0, at)]).run(0), type=Opined)
+
+
+def test_segments_that_were_merged_since_are_not_missing_but_not_seen(tmp_path: Path) -> None:
+    plants.write(tmp_path, plants.short_log("jobs"), pieces=4)
+    planned = only_plan(tmp_path)
+    plants.merge(tmp_path, "jobs")
+    opined = _files_opinion(tmp_path, planned, 1)
+    assert (opined.named, opined.usable, opined.replaced) == ([], False, True)
+
+
+def test_a_segment_that_the_newest_manifest_lists_is_missing_whatever_else_changed(tmp_path: Path) -> None:
+    log = recorded("jobs", seed=3, steps=60)
+    half = len(log.frames) // 2
+    write_segments(tmp_path, log, last=half, pieces=3)
+    planned = only_plan(tmp_path)
+    write_segments(tmp_path, log, first=half)
+    plants.segment_paths(tmp_path, "jobs")[1].unlink()
+    opined = _files_opinion(tmp_path, planned, 1)
+    assert [finding.rule for finding in opined.named] == ["segments"]
+    assert not opined.replaced
+    # Nobody can say that it was replaced when what lists it is gone, too.
+    for path in (tmp_path / "jobs" / "manifest").glob("*.json"):
+        path.write_text("{")
+    assert _files_opinion(tmp_path, planned, 1).named == opined.named
 
 
 # -- the command -----------------------------------------------------------------------------------

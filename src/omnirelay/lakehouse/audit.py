@@ -127,7 +127,7 @@ class Audit:
             replayed = replaying.result()
         opined = [*self._found, *files, *(each.opined for each in replayed), *sql.opined]
         opined += self._compared(replayed, sql)
-        unseen = list(self._unseen({each.replayed.shard: each.replayed for each in replayed}, sql))
+        unseen = list(self._unseen({each.replayed.shard: each.replayed for each in replayed}, sql, files))
         shards = self._shards({each.replayed.shard: each.replayed for each in replayed}, sql, unseen)
         return Report(
             rules=results(opined, self._looked(replayed, sql)),
@@ -201,11 +201,17 @@ class Audit:
             looked["digests"] = set()
         return looked
 
-    def _unseen(self, replayed: Mapping[str, Replayed], sql: SqlResult) -> Iterator[Unseen]:
+    def _unseen(
+        self, replayed: Mapping[str, Replayed], sql: SqlResult, files: Collection[Opined] = ()
+    ) -> Iterator[Unseen]:
         for shard in self._unplanned:
             for opinion in get_args(Opinion):
                 yield Unseen(opinion, shard, "its manifest, or an index of it, cannot be read")
         for plan in self._plans:
+            gone = [plan.entries[each.place] for each in files if each.shard == plan.shard and each.replaced]
+            if gone := [entry for entry in gone if plan.looked_at(entry)]:
+                why = f"segments from event {min(entry.first for entry in gone)} on were merged or dropped while the"
+                yield Unseen("files", plan.shard, f"{len(gone)} {why} audit went on; audit again")
             if (remark := replayed[plan.shard].remark) is not None:
                 yield Unseen("replay", plan.shard, remark)
             if (remark := self._not_compared(plan, replayed[plan.shard])) is not None:

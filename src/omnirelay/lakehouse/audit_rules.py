@@ -99,10 +99,12 @@ class Opined(msgspec.Struct, frozen=True):
     """Whether others can read this segment; of use in the opinion on a file."""
     place: int = 0
     """Which segment of the shard."""
+    replaced: bool = False
+    """The segment was merged into another, or dropped, after the audit was planned."""
 
     @classmethod
-    def of(cls, findings: Findings, *, usable: bool = True, place: int = 0) -> Opined:
-        return cls(findings.opinion, findings.shard, findings.counts, findings.named, usable, place)
+    def of(cls, findings: Findings, *, usable: bool = True, place: int = 0, replaced: bool = False) -> Opined:
+        return cls(findings.opinion, findings.shard, findings.counts, findings.named, usable, place, replaced)
 
 
 class Unseen(msgspec.Struct, frozen=True):

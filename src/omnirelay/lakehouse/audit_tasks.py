@@ -16,19 +16,24 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from omnirelay.errors import LogDamaged
 from omnirelay.lakehouse.audit_digests import Known
 from omnirelay.lakehouse.audit_plan import ShardPlan
 from omnirelay.lakehouse.audit_replay import Replay
 from omnirelay.lakehouse.audit_rules import Findings, Opined, Replayed
 from omnirelay.lakehouse.audit_segments import SegmentCheck
+from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.errors import ObjectMissing
-from omnirelay.segments.manifest import segment_key
+from omnirelay.segments.manifest import Entry, segment_key
+from omnirelay.segments.store import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROW: Final = "done STRING"
+_LOOKS: Final = 3
+"""How often a manifest is looked at that changes meanwhile."""
 
 Options: TypeAlias = dict[str, Any] | None
 """Of the object store."""
@@ -57,15 +62,41 @@ class SegmentWork(msgspec.Struct, frozen=True):
         entry = plan.entries[at]
         findings = Findings("files", plan.shard, plan.first, plan.last)
         check = SegmentCheck(findings, entry, plan.log_id, thorough=plan.looked_at(entry))
-        check.run(asyncio.run(self._fetched(segment_key(plan.shard, entry.name))))
+        try:
+            check.run(asyncio.run(self._fetched(plan.shard, entry)))
+        except _Replaced:
+            return _encode(Opined.of(findings, usable=False, place=at, replaced=True))
         return _encode(Opined.of(findings, usable=check.usable, place=at))
 
-    async def _fetched(self, key: str) -> bytes | None:
+    async def _fetched(self, shard: str, entry: Entry) -> bytes | None:
+        """What the segment holds; None when it is missing. Raises _Replaced when it need not be there any more."""
         store = await connect(self.address, self.options, writable=False)
         try:
-            return await store.get(key)
+            return await store.get(segment_key(shard, entry.name))
         except ObjectMissing:
-            return None
+            if await _is_listed(store, shard, entry):
+                return None
+            raise _Replaced from None
+
+
+class _Replaced(Exception):
+    """The newest manifest does not list the segment."""
+
+
+async def _is_listed(store: ObjectStore, shard: str, entry: Entry) -> bool:
+    """Whether the newest manifest lists a segment. What cannot be read of it is taken to do so."""
+    for _ in range(_LOOKS):
+        archive = Archive(store, shard)
+        try:
+            manifest = await archive.newest()
+            if manifest is None:
+                return True
+            return entry in [each async for each in archive.segments(manifest, entry.first, entry.last)]
+        except ObjectMissing:
+            continue  # An index may be replaced while it is looked for; then there is a newer manifest.
+        except LogDamaged:
+            return True
+    return True
 
 
 class ReplayWork(msgspec.Struct, frozen=True):
