@@ -15,6 +15,7 @@ from omnirelay.lakehouse.formats import open_tables
 from omnirelay.lakehouse.progress import End
 from omnirelay.lakehouse.tables import QUARANTINE
 from tests.cli.processes import omnirelay
+from tests.property.strategies import LONG
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,13 +45,19 @@ def test_what_is_no_number_of_hours_is_refused_by_name(hours: float) -> None:
         upkeep.check_keep_hours(hours, force=True)
 
 
-def test_stores_without_tables_are_refused_and_files_on_their_way_survive(spark: SparkSession, tmp_path: Path) -> None:
-    """Delta cannot tell a file that a run will commit from one that a crash left: only its age speaks for it."""
+def test_stores_without_tables_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """As in a bucket, which is not looked into before Spark runs."""
     store = open_tables(spark, str(tmp_path / "lake"), "delta")
     with pytest.raises(TablesMissing, match="lake"):
         upkeep.optimize(store)
     with pytest.raises(TablesMissing, match="lake"):
         upkeep.vacuum(store)
+
+
+@pytest.mark.skipif(not LONG, reason="Delta takes long to look for files: make spark-test")
+def test_files_on_their_way_survive_a_day(spark: SparkSession, tmp_path: Path) -> None:
+    """Delta cannot tell a file that a run will commit from one that a crash left: only its age speaks for it."""
+    store = open_tables(spark, str(tmp_path / "lake"), "delta")
     rows = store.spark.createDataFrame([], QUARANTINE.ddl)
     store.append(QUARANTINE, rows, {"": End(1)})
     coming = Path(store.path(QUARANTINE)) / "part-00000-of-a-run.parquet"
