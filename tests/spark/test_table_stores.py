@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,6 +108,35 @@ def test_parquet_files_are_merged_and_removed_beside_a_run_without_losing_what_i
     run.vacuum([NOTES], 0)
     assert coming.exists(), "a commit that names it may be on its way"
     assert len(found(run)) == 3
+
+
+def test_parquet_folders_are_kept_by_when_they_were_replaced_and_not_by_when_they_were_written(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    store = ParquetTables(spark, str(tmp_path / "lake"))
+    folder = Path(store.path(NOTES))
+    for number in (1, 2, 3):
+        store.progress(NOTES)
+        store.merge(NOTES, notes(store, ("a", 1, f"{number}")), upto(number))
+    (folder / "part-1-left").mkdir()
+
+    def grow_old(hours: float, *names: str) -> None:
+        then = time.time() - hours * 3_600
+        for path in (path for name in names for path in folder.glob(name)):
+            os.utime(path, (then, then))
+
+    def folders() -> list[str]:
+        return sorted(path.name[: len("part-1-")] for path in folder.glob("part-*"))
+
+    grow_old(300, "part-*", "_commits/*0.json")
+    grow_old(200, "_commits/*1.json")
+    grow_old(1, "_commits/*2.json")
+    store.vacuum([NOTES], 168)
+    # The first was replaced long ago, and what a crash left was never the table. The second was until an hour ago.
+    assert folders() == ["part-1-", "part-2-"]
+    store.vacuum([NOTES], 0.5)
+    assert folders() == ["part-2-"]
+    assert found(store) == [("a", 1, "3")]
 
 
 def test_a_session_is_given_back_as_it_was(spark: SparkSession) -> None:

@@ -5,7 +5,7 @@
 
 A commit is a file that only one can create. Bronze adds a folder with every commit. The others are small and are
 written anew whole. Folders that the newest commit does not list are what a crash left, or older states; `vacuum`
-removes them.
+removes them when no commit that was the newest a while ago lists them either.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -65,8 +66,11 @@ class ParquetTables:
         return self.version(table) >= 0
 
     def version(self, table: Table) -> int:
+        return max(self._versions(table), default=-1)
+
+    def _versions(self, table: Table) -> list[int]:
         folder = Path(self.path(table)) / "_commits"
-        return max((int(each.stem) for each in folder.glob("*.json") if each.stem.isdecimal()), default=-1)
+        return [int(each.stem) for each in folder.glob("*.json") if each.stem.isdecimal()]
 
     def progress(self, table: Table) -> Progress:
         version = self._bases[table] = self.version(table)
@@ -158,16 +162,24 @@ class ParquetTables:
     def vacuum(self, tables: Sequence[Table], hours: float) -> None:
         now = time.time()
         for table in tables:
-            version = self.version(table)
-            newest = self._at(table, version)
-            if newest is None:
+            versions = sorted(self._versions(table))
+            if not versions:
                 continue
+            needed = self._needed(table, versions, now - hours * 3600)
             for found in Path(self.path(table)).glob("part-*"):
                 # One for a version that is yet to come is being written, unless whoever wrote it is long gone.
-                coming = int(found.name.split("-")[1]) > version
+                coming = int(found.name.split("-")[1]) > versions[-1]
                 kept_hours = max(hours, _ABANDONED_HOURS) if coming else hours
-                if found.name not in newest.folders and now - found.stat().st_mtime > kept_hours * 3600:
+                if found.name not in needed and now - found.stat().st_mtime > kept_hours * 3600:
                     shutil.rmtree(found)
+
+    def _needed(self, table: Table, versions: Sequence[int], since: float) -> set[str]:
+        """The folders of every commit that was the newest at some time since then."""
+        # A commit was the table until the next one came, however long ago its rows were written.
+        until = {version: self._commit_path(table, after).stat().st_mtime for version, after in pairwise(versions)}
+        kept = [version for version in versions if version not in until or until[version] > since]
+        commits = [self._at(table, version) for version in kept]
+        return {folder for commit in commits if commit is not None for folder in commit.folders}
 
     def drop(self, table: Table) -> None:
         self._bases.pop(table, None)
