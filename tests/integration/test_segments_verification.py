@@ -14,6 +14,7 @@ from omnirelay.errors import LogTrimmed
 from omnirelay.log.base import Frame
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.errors import SegmentsDamaged
+from omnirelay.segments.lines import split_lines
 from omnirelay.segments.local import LocalObjectStore
 from omnirelay.segments.manifest import FAN, Entry, Manifest
 from omnirelay.segments.parquet import encode_table, read_table
@@ -251,7 +252,7 @@ def with_digest(newest: Manifest, at: int, data: bytes) -> Manifest:
 @pytest.mark.parametrize(
     ("column", "value", "words"),
     [
-        ("payload_resource_id", "forged", "column payload_resource_id is not what the frames say"),
+        ("payload_resource_id", "forged", "column payload_resource_id of event 11 is 'forged', the frame says"),
         ("chain", b"x" * 32, "does not continue the chain"),
         ("frame_last", 99, "is damaged"),
     ],
@@ -272,3 +273,51 @@ async def test_rows_that_were_forged_with_their_digest_are_found(
         await verify(store, SHARD)
     assert caught.value.details["segment"] == path.name
     assert caught.value.code == "error.segments.damaged"
+
+
+async def replaced(root: Path, store: LocalObjectStore, data: bytes) -> None:
+    """Somebody rewrites the second segment, and its digest in the manifest."""
+    second_segment(root).write_bytes(data)
+    await forged(store, lambda newest: with_digest(newest, 1, data))
+
+
+async def test_a_column_that_was_removed_is_found_unless_it_was_empty(tmp_path: Path) -> None:
+    store = await written(tmp_path, log_of(5, 5, 5, 5))
+    whole = read_table(second_segment(tmp_path).read_bytes())
+    empty = [name for name in whole.column_names if whole[name].null_count == whole.num_rows]
+    assert empty
+    await replaced(tmp_path, store, encode_table(whole.drop_columns(empty)))  # As a version wrote it that had none.
+    assert (await verify(store, SHARD)).events == 20
+    for name in ("event_type", "peer_id", "payload_resource_id"):
+        await replaced(tmp_path, store, encode_table(whole.drop_columns([name])))
+        with pytest.raises(SegmentsDamaged, match=f"column {name} is missing, the frame of event") as caught:
+            await verify(store, SHARD)
+        assert caught.value.details["segment"] == second_segment(tmp_path).name
+
+
+async def test_what_an_older_version_put_aside_as_unknown_is_there(tmp_path: Path) -> None:
+    store = await written(tmp_path, log_of(5, 5, 5, 5))
+    whole = read_table(second_segment(tmp_path).read_bytes())
+    peers = whole["peer_id"].to_pylist()
+    aside = [None if peer is None else f'{{"peerId":"{peer}"}}' for peer in peers]
+    extra = whole.schema.get_field_index("extra")
+    older = whole.set_column(extra, whole.schema.field(extra), pa.array(aside, pa.string()))
+    # It had no such column, or had it for other events only.
+    emptied = older.schema.get_field_index("peer_id")
+    nulls = older.set_column(emptied, older.schema.field(emptied), pa.nulls(len(peers), pa.string()))
+    for table in (older.drop_columns(["peer_id"]), nulls):
+        await replaced(tmp_path, store, encode_table(table))
+        assert (await verify(store, SHARD)).events == 20
+
+
+async def test_a_line_that_was_forged_with_its_digest_is_found(tmp_path: Path) -> None:
+    store = await written(tmp_path, log_of(5, 5, 5, 5), "jsonl")
+    lines = split_lines(second_segment(tmp_path).read_bytes())
+    lines[2] = msgspec.json.encode(msgspec.json.decode(lines[2]) | {"eventType": "Completed"})
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, "zstd") as stream:
+        stream.write(b"\n".join([*lines, b""]))
+    await replaced(tmp_path, store, out.getvalue().to_pybytes())
+    with pytest.raises(SegmentsDamaged, match="the line of event 13 is not what its frame says: eventType") as caught:
+        await verify(store, SHARD)
+    assert (caught.value.details["segment"], caught.value.details["sequence"]) == (second_segment(tmp_path).name, 13)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +30,10 @@ from omnirelay.lakehouse.audit_tasks import SegmentWork
 from omnirelay.log.sqlite import SqliteLog
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
+from omnirelay.segments.lines import split_lines
+from omnirelay.segments.local import LocalObjectStore
 from omnirelay.segments.manifest import segment_key
+from omnirelay.segments.parquet import encode_table, read_table
 from omnirelay.segments.segment import SegmentFormat
 from omnirelay.segments.writer import SegmentWriter
 from omnirelay.testing.clock import FakeClock
@@ -263,3 +268,38 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     missing = audit("--source", str(tmp_path), "--shard", "orders")
     assert missing.returncode == 4
     assert "orders" in missing.stderr
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_what_readers_see_beside_the_frames_is_compared_with_them(tmp_path: Path, kind: SegmentFormat) -> None:
+    """A line that was edited, or a column that is gone; the manifest agrees with either."""
+    log = plants.short_log("jobs")
+    frames = log.frames
+    asyncio.run(SegmentWriter(Archive(LocalObjectStore(tmp_path), "jobs"), kind=kind, region="eu").append(frames))
+    planned = only_plan(tmp_path)
+    [entry] = planned.entries
+    data = (tmp_path / segment_key("jobs", entry.name)).read_bytes()
+
+    def found_in(data: bytes) -> list[tuple[str, int | None, str]]:
+        findings = Findings("files", "jobs")
+        digest = hashlib.sha256(data).hexdigest()
+        SegmentCheck(findings, msgspec.structs.replace(entry, digest=digest), planned.log_id).run(data)
+        return [(each.rule, each.sequence, each.what) for each in findings.named]
+
+    assert found_in(data) == []
+    if kind == "parquet":
+        table = read_table(data)
+        whole = found_in(encode_table(table.drop_columns(["event_type", "peer_id"])))
+        empty = [name for name in table.column_names if table[name].null_count == table.num_rows]
+        assert found_in(encode_table(table.drop_columns(empty))) == []
+        assert [rule for rule, _, _ in whole] == ["columns", "columns"]
+        assert "column event_type is missing" in whole[0][2]
+    else:
+        lines = split_lines(data)
+        lines[2] = msgspec.json.encode(msgspec.json.decode(lines[2]) | {"eventType": "Completed"})
+        out = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(out, "zstd") as stream:
+            stream.write(b"\n".join([*lines, b""]))
+        [(rule, sequence, what)] = found_in(out.getvalue().to_pybytes())
+        assert (rule, sequence) == ("columns", 3)
+        assert "the line of event 3 is not what its frame says: eventType" in what

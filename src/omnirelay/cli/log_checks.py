@@ -59,7 +59,7 @@ def verify(
     """Check every frame of a log: hashes, links, contents, head, snapshots, witness. Ends with 6 when one is damaged.
 
     Without --namespace all logs of the place are checked. The first damage of each is named. Of segments every object
-    is read: its digest, its frames, its columns, and that it continues the one before it.
+    is read: its digest, its frames, its columns or lines, and that it continues the one before it.
     """
     need_files(url, "verify")
     if source is None:

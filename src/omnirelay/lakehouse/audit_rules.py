@@ -32,7 +32,7 @@ RULES: Final = (
     Rule("segments", "Every segment that the manifest lists is there and is what was written.", ("files",)),
     Rule("contiguity", "Events follow each other without a gap; only a new generation jumps.", ("files", "sql")),
     Rule("chain", "The chain of every frame is the hash of the one before it and its bytes.", ("files", "sql")),
-    Rule("columns", "The flat columns say what the raw frame says.", ("files",)),
+    Rule("columns", "The flat columns, or the lines, say what the raw frame says.", ("files",)),
     Rule("follows", "Every event follows from those before it by the product's own rules.", ("replay",)),
     Rule("life", "An item comes in before anything else happens to it, and nothing happens to it behind its end.",
          ("replay", "sql")),

@@ -1,4 +1,4 @@
-"""The opinion on files: one segment by itself, its digest, its frames, and its columns against the frames.
+"""The opinion on files: one segment by itself, its digest, its frames, and its columns or lines against the frames.
 
 Nothing here depends on what is in other segments, so all of them are looked at side by side.
 """
@@ -6,7 +6,7 @@ Nothing here depends on what is in other segments, so all of them are looked at 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -17,14 +17,13 @@ from omnirelay.errors import LogDamaged
 from omnirelay.lakehouse.audit_rules import Findings
 from omnirelay.log.base import Frame
 from omnirelay.log.frame import chain_of, check_header, decode_header
+from omnirelay.segments.agreement import Difference, column_differences, line_differences
 from omnirelay.segments.arrow import frames_of_arrow, frames_to_arrow
 from omnirelay.segments.lines import decode_lines
 from omnirelay.segments.manifest import Entry
 from omnirelay.segments.schema import FRAME_FIELDS
 from omnirelay.segments.segment import format_of
 
-_OF_THE_WRITER = frozenset({"region", "extra"})
-"""Columns that the frames alone do not tell."""
 _SLICE_EVENTS = 16_384
 _FRAME_COLUMNS = [field.name for field in FRAME_FIELDS]
 
@@ -79,8 +78,9 @@ class SegmentCheck:
             self._check_frames(frames)
             events = pa.Table.from_batches(made)
             self._check_contiguity(events)
-            if table is not None:
-                self._check_columns(table, events)
+            self._check_agreement(
+                line_differences(data, frames) if table is None else column_differences(table, events)
+            )
 
     def _segment(self, what: str) -> None:
         entry = self._entry
@@ -121,38 +121,14 @@ class SegmentCheck:
                 continue
             self._findings.add("contiguity", sequence, f"event {sequence} follows event {numbers[row].as_py()}")
 
-    def _check_columns(self, stored: pa.Table, made: pa.Table) -> None:
-        if stored.num_rows != made.num_rows:
-            self._findings.add(
-                "columns",
-                self._entry.first,
-                f"segment {self._entry.name} has {stored.num_rows} rows, its frames hold {made.num_rows} events",
-                upto=self._entry.last,
-            )
-            return
-        for name in made.column_names:
-            if name in _OF_THE_WRITER or name not in stored.column_names:
-                continue
-            if not stored[name].equals(made[name]):
-                self._name_difference(name, stored[name], made[name], made["sequence"])
-
-    def _name_difference(
-        self, name: str, stored: pa.ChunkedArray, made: pa.ChunkedArray, numbers: pa.ChunkedArray
-    ) -> None:
-        if stored.type != made.type:
-            what = f"column {name} is {stored.type}, not {made.type}"
-            self._findings.add("columns", self._entry.first, what, upto=self._entry.last)
-            return
-        pairs = zip(numbers.to_pylist(), stored.to_pylist(), made.to_pylist(), strict=True)
-        for sequence, found, expected in pairs:
-            if found != expected:
-                what = f"column {name} of event {sequence} is {_short(found)}, the frame says {_short(expected)}"
+    def _check_agreement(self, differences: Iterator[Difference]) -> None:
+        """What readers of columns or lines see is what the frames say."""
+        entry = self._entry
+        for sequence, what in differences:
+            if sequence is None:
+                self._findings.add("columns", entry.first, f"segment {entry.name}: {what}", upto=entry.last)
+            else:
                 self._findings.add("columns", sequence, what)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def _slices(frames: Sequence[Frame]) -> list[Sequence[Frame]]:

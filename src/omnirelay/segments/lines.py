@@ -68,11 +68,22 @@ def _text(data: bytes) -> bytes:
     return pa.CompressedInputStream(pa.BufferReader(data), _CODEC).read()  # type: ignore[no-any-return]
 
 
+def split_lines(data: bytes) -> list[bytes]:
+    """The lines of a segment. Raises ValueError for what is none."""
+    try:
+        *lines, rest = _text(data).split(b"\n")
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+    if rest:
+        raise ValueError("it ends in the middle of a line")
+    return lines
+
+
 def decode_lines(data: bytes) -> list[Frame]:
     """The frames of a segment. Raises ValueError for what is no segment."""
     try:
-        lines = [_read_line(line) for line in _text(data).split(b"\n")[:-1]]
-    except (pa.ArrowException, OSError, msgspec.DecodeError) as error:
+        lines = [_read_line(line) for line in split_lines(data)]
+    except msgspec.DecodeError as error:
         raise ValueError(str(error).splitlines()[0]) from None
     starts = [at for at, line in enumerate(lines) if line.frame is not None]
     if lines and starts[:1] != [0]:

@@ -15,8 +15,6 @@ from omnirelay.segments.schema import FRAME_FIELDS, REPEATING
 ROW_GROUP_ROWS: Final = 65_536
 
 _WITHOUT_STATISTICS: Final = frozenset({"frame", "chain", "payload_body", "result", "extra", "items", "options"})
-_OF_THE_WRITER: Final = frozenset({"region", "extra"})
-"""Columns that the frames alone do not tell."""
 _SLICE_EVENTS: Final = 8_192
 _LEVEL: Final = 1
 """Higher ones take twice the time for a few per cent."""
@@ -74,19 +72,9 @@ def decode_parquet(data: bytes) -> list[Frame]:
     return frames_of_arrow(read_table(data, [field.name for field in FRAME_FIELDS]))
 
 
-def check_columns(data: bytes, frames: Sequence[Frame]) -> None:
-    """Compare the columns of a segment with its frames. Raises ValueError naming the first that differs.
-
-    Columns that this version fills otherwise than the one that wrote them are left out: those it does not have, and
-    `extra`, which shrinks when a version learns a field.
-    """
-    stored = read_table(data)
-    made = pa.Table.from_batches([frames_to_arrow(slice_, None) for slice_ in _slices(frames)])
-    for name in made.column_names:
-        if name in _OF_THE_WRITER or name not in stored.column_names:
-            continue
-        if not stored[name].equals(made[name]):
-            raise ValueError(f"column {name} is not what the frames say")
+def made_table(frames: Sequence[Frame]) -> pa.Table:
+    """The rows that frames make, without a region."""
+    return pa.Table.from_batches([frames_to_arrow(slice_, None) for slice_ in _slices(frames)])
 
 
 def read_table(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from omnirelay.errors import NotFound
-from omnirelay.log.base import Position
+from omnirelay.log.base import Frame, Position
 from omnirelay.log.chain import Link
+from omnirelay.segments.agreement import Difference, column_differences, line_differences
 from omnirelay.segments.errors import ObjectMissing, SegmentsDamaged
 from omnirelay.segments.manifest import Entry, Manifest, index_key, segment_key
-from omnirelay.segments.parquet import check_columns
+from omnirelay.segments.parquet import made_table, read_table
 from omnirelay.segments.reader import SegmentReader, load_frames
 from omnirelay.segments.segment import damaged, format_of
 from omnirelay.segments.store import ObjectStore
@@ -43,9 +44,9 @@ class SegmentsReport(msgspec.Struct, frozen=True, kw_only=True):
 async def verify(store: ObjectStore, shard: str, progress: Callable[[int, int], None] | None = None) -> SegmentsReport:
     """Read and check everything; `progress(segments done, segments in all)` is called on the event loop.
 
-    Each segment: the bytes against the digest in the manifest, every frame against the chain, the columns against the
-    frames. Between them: each begins where the one before it ends. Raises SegmentsDamaged naming the first bad segment
-    and event, or the index that is gone, or that the manifests are; NotFound when there are no segments.
+    Each segment: the bytes against the digest in the manifest, every frame against the chain, columns or lines against
+    the frames. Between them: each begins where the one before it ends. Raises SegmentsDamaged naming the first bad
+    segment and event, or the index that is gone, or that the manifests are; NotFound when there are no segments.
     """
     reader = SegmentReader(store, shard)
     gone: str | None = None
@@ -138,12 +139,21 @@ async def _verified(reader: SegmentReader, manifest: Manifest, entry: Entry, lin
         )
     try:
         loaded = await load_frames(reader.archive, manifest, entry)
-        if format_of(entry.name) == "parquet":
-            data = await reader.archive.store.get(segment_key(shard, entry.name))
-            await in_thread(check_columns, data, loaded)
+        data = await reader.archive.store.get(segment_key(shard, entry.name))
+        different = await in_thread(_difference, entry.name, data, loaded)
     except ValueError as error:
-        raise damaged(shard, entry, entry.first, f"says something else in its columns: {error}") from None
+        raise damaged(shard, entry, entry.first, f"cannot be read: {error}") from None
+    if different is not None:
+        place = entry.first if different.sequence is None else different.sequence
+        raise damaged(shard, entry, place, f"says something else than its frames: {different.what}")
     counted = (len(loaded), sum(frame.count for frame in loaded))
     if counted != (entry.frames, entry.events):
         raise damaged(shard, entry, entry.first, f"holds {counted[0]} frames and {counted[1]} events, not as listed")
     return entry.end
+
+
+def _difference(name: str, data: bytes, frames: Sequence[Frame]) -> Difference | None:
+    """The first that there is between the columns, or the lines, and the frames. Raises ValueError."""
+    if format_of(name) == "parquet":
+        return next(column_differences(read_table(data), made_table(frames)), None)
+    return next(line_differences(data, frames), None)
