@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S
 from tests.servers import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = 50 if LONG else 4
+KILLS = 50 if LONG else 3
 CLIENTS = 4
 
 _records = msgspec.json.Decoder(Record)

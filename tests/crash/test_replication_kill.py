@@ -36,7 +36,7 @@ from tests.crash.replication_targets import NAMESPACE, Files, Nats, Postgres, Ta
 from tests.patience import PATIENCE_S
 from tests.servers import free_port
 
-KILLS = int(os.environ.get("OMNIRELAY_KILLS", "60" if LONG else "4"))
+KILLS = int(os.environ.get("OMNIRELAY_KILLS", "60" if LONG else "3"))
 """Of each set of targets: more than a hundred together in the long form."""
 CALLERS = 3
 

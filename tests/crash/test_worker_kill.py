@@ -26,7 +26,7 @@ from tests.property.strategies import LONG
 
 WORKERS = 8
 PRODUCERS = 4
-KILLS = 60 if LONG else 4
+KILLS = 60 if LONG else 3
 SEED = 3
 
 

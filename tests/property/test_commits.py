@@ -58,7 +58,7 @@ def one_by_one(frames: list[Frame], after: int) -> list[ReplicatedEvent]:
     return events
 
 
-@profile(100)
+@profile(40)
 @given(some_frames(), st.data())
 def test_commits_are_their_events(frames: list[Frame], data: st.DataObject) -> None:
     numbers = [event.sequence for event in one_by_one(frames, 0)]
@@ -77,7 +77,7 @@ def test_commits_are_their_events(frames: list[Frame], data: st.DataObject) -> N
     assert list(commits.behind(later)) == [event for event in events if event.sequence > later]
 
 
-@profile(50)
+@profile(25)
 @given(some_frames(), st.data())
 def test_commits_can_be_joined(frames: list[Frame], data: st.DataObject) -> None:
     cut = data.draw(st.integers(1, len(frames)))

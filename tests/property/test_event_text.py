@@ -117,7 +117,7 @@ def at_one_instant(event: dict[str, Any]) -> bytes:
     return as_the_log_writes({**event, "timestamp": 1_700_000_000_123})
 
 
-@profile(150)
+@profile(60)
 @given(
     st.lists(
         st.sampled_from(event_types()).flatmap(stored).map(at_one_instant)
@@ -134,13 +134,13 @@ def test_lines_of_a_commit(events: list[bytes], other: list[bytes], around: dict
     assert lines_of(mixed, **around) == as_lines(mixed, around)
 
 
-@profile(100)
+@profile(40)
 @given(st.lists(of_a_newer_version().map(msgspec.json.encode), min_size=1, max_size=4), SURROUNDINGS)
 def test_lines_of_a_commit_of_a_newer_version(events: list[bytes], around: dict[str, Any]) -> None:
     assert lines_of(events, **around) == as_lines(events, around)
 
 
-@profile(200)
+@profile(80)
 @given(
     st.lists(
         st.tuples(
