@@ -464,6 +464,18 @@ async def test_a_reset_fills_a_target_that_was_emptied(tmp_path: Path) -> None:
             assert path.read_bytes() == whole
 
 
+async def test_commits_that_do_not_fit_evenly_wait_for_nobody(tmp_path: Path) -> None:
+    patient = msgspec.structs.replace(QUICK, batch_events=5, linger_ms=3_600_000)
+    async with memory_shard() as shard:
+        ends = []
+        for _ in range(3):
+            await enqueued(shard, *items(4))
+            ends.append(shard.last_sequence)
+        async with following(shard, FileSink(tmp_path), settings=patient) as follower:
+            await soon(follower.wait_confirmed(ends[1]))
+            assert follower.checkpoint == ends[1]
+
+
 def in_table(path: Path, statement: str) -> Any:
     """By the library that the sink uses: another one would take its locks away."""
     database = apsw.Connection(str(path))

@@ -71,6 +71,8 @@ class Delivery:
         most, size = self._settings.batch_events, self._settings.batch_bytes
         batch = await self._cursor.read_commits(after, most, size)
         if batch and len(batch) < most and batch.size < size and self._settings.linger_ms:
+            if self._shard.last_sequence > batch.last:
+                return batch  # As full as it gets: the next commit did not fit.
             await linger(self._settings.linger_ms / 1000)
             if self._shard.last_sequence > batch.last:
                 more = await self._cursor.read_commits(batch.last, most - len(batch), size - batch.size)
