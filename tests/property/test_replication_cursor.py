@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from hypothesis import given, settings
@@ -158,6 +158,48 @@ async def test_damage_is_told_when_everything_before_it_was_handed_out() -> None
         await reader.read_commits_ahead(100, 1 << 20)
         with pytest.raises(LogDamaged, match=f"frame {spoilt.first}"):
             await reader.read_commits(spoilt.first - 1, 100, 1 << 20)
+
+
+class _CountingLog(MemoryLog):
+    """Knows how often somebody began to read, and how many of them have not come to an end."""
+
+    begun = 0
+    open = 0
+
+    async def read(self, from_sequence: int = 1, to_sequence: int | None = None) -> AsyncIterator[Frame]:
+        self.begun += 1
+        self.open += 1
+        try:
+            async for frame in super().read(from_sequence, to_sequence):
+                yield frame
+        finally:
+            self.open -= 1
+
+
+async def test_catching_up_is_one_reading_of_the_log_that_ends_with_it_or_with_the_cursor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cursor, "FETCH_BYTES", 1)
+    log = _CountingLog("jobs")
+    async with await Shard.open(log, clock=FakeClock()) as shard:
+        for _ in range(6):
+            await shard.enqueue(items(2))
+        log.begun = 0
+        reader, after = LogCursor(shard, "here"), 0
+        while batch := await reader.read_commits(after, 2, 1 << 20):
+            after = batch.last
+        assert (after, log.begun, log.open) == (shard.last_sequence, 1, 0)
+
+        await shard.enqueue(items(2))
+        [found] = [await reader.read_commits(after, 2, 1 << 20)]
+        assert (found.last, log.begun, log.open) == (shard.last_sequence, 2, 0)
+
+        await reader.read_commits(0, 2, 1 << 20)
+        assert log.open == 1
+        await reader.close()
+        assert log.open == 0
+        again = await reader.read_commits(0, 100, 1 << 20)
+        assert (again.first, again.last) == (1, shard.last_sequence)
 
 
 # -- the backlog -----------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Final, cast
 
 import msgspec
@@ -26,7 +25,9 @@ begin is one step that cannot be cut up; with 20,000 of them it takes a few.
 """
 
 FETCH_BYTES: Final = 2 * 1024 * 1024
-"""Frames are fetched until they have so many bytes together; one frame more may be held than that."""
+"""Frames are fetched until they have so many bytes together; one frame more may be held than that. The log reads on
+meanwhile, by one batch of its own.
+"""
 
 _NOWHERE: Final = -1
 
@@ -45,7 +46,7 @@ class _Slice(msgspec.Struct, gc=False):
 class LogCursor:
     """Reads the log of a shard from any event on. Cheap to go on with, costs a fetch to jump.
 
-    Calls must not overlap.
+    Calls must not overlap. Close it; it can be read again afterwards.
     """
 
     def __init__(self, shard: LogSource, region: str) -> None:
@@ -58,6 +59,15 @@ class LogCursor:
         """The last event that was handed out: what is held follows it."""
         self._decoded = 0
         """The last event that was decoded."""
+        self._reading: AsyncGenerator[Frame, None] | None = None
+        """What is still to come of the log, while there is some: opening it anew would read and hash twice what the
+        log reads ahead."""
+        self._reading_to = self._read_to = 0
+        """The last event of it, and the last one that came."""
+
+    async def close(self) -> None:
+        """Let go of the log's reader. Safe to call twice."""
+        await self._end_reading()
 
     async def read(self, after: int, events_max: int, bytes_max: int) -> list[ReplicatedEvent]:
         """At least one durable event behind `after`, and more while they fit; none when there is none.
@@ -180,17 +190,34 @@ class LogCursor:
         known = self._frames[-1].last if held else self._decoded
         if last <= known:
             return False
-        size = 0
-        # Closed here and now: left to the collector it would keep the log's reader for a while.
-        reading = cast(AsyncGenerator[Frame, None], self._shard.log.read(known + 1, last))
+        if self._reading is None or self._read_to != known:
+            await self._end_reading()
+            self._reading = cast(AsyncGenerator[Frame, None], self._shard.log.read(known + 1, last))
+            self._reading_to = last
+        more = False
         try:
-            async with aclosing(reading) as frames:
-                async for frame in frames:
-                    self._frames.append(frame)
-                    size += len(frame.data)
-                    if size >= FETCH_BYTES:
-                        break
+            more = await self._take_frames(self._reading)
         except OmniRelayError:
             if len(self._frames) == held:
                 raise
+        finally:
+            if not more:
+                await self._end_reading()
         return len(self._frames) > held
+
+    async def _take_frames(self, reading: AsyncGenerator[Frame, None]) -> bool:
+        """Whether there is more to come."""
+        size = 0
+        async for frame in reading:
+            self._frames.append(frame)
+            self._read_to = frame.last
+            size += len(frame.data)
+            if size >= FETCH_BYTES:
+                return frame.last < self._reading_to
+        return False
+
+    async def _end_reading(self) -> None:
+        # Here and now: left to the collector it would keep the log's reader for a while.
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            await reading.aclose()

@@ -60,7 +60,7 @@ class Follower:
         self._opened = False
         self._pace = Pace(settings)
         self._health = SinkHealth(name, self.shard_name, settings.stalled_after_ms)
-        cursor = LogCursor(shard, region)
+        self._cursor = cursor = LogCursor(shard, region)
         self._standing = Standing(name, sink, shard, cursor, checkpoints)
         self._delivery = Delivery(name, sink, shard, cursor, checkpoints, settings)
         self._delivered = Delivered(asyncio.get_running_loop().time())
@@ -95,6 +95,7 @@ class Follower:
         for each in hanging:
             each.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await self._cursor.close()
         await self._close_sink()
 
     async def _close_sink(self) -> None:
