@@ -102,9 +102,10 @@ async def durable_cycles(directory: Path, passes: int, scale: int) -> None:
         f"{'batch':>6} {'cycles/s':>10} {'quiet':>8} {'CPU us':>7} {'quiet':>6} {'ev/frame':>9} {'bare cycles/s':>14}"
         f" {'ratio':>6}  load"
     )
-    async with open_shard(directory) as shard:
-        await cycles(shard, 100, 20)
-        for batch in (1, 10, 100, 1000):
+    for batch in (1, 10, 100, 1000):
+        # Each on a log of its own: what a shard remembers of the row before would be in the way of the next one.
+        async with open_shard(directory / str(batch)) as shard:
+            await cycles(shard, 100, 20)
             rounds = max(2, min(scale // (batch * PIPELINES), 400))
             seen = Passes()
             load = Load.now()
@@ -114,11 +115,12 @@ async def durable_cycles(directory: Path, passes: int, scale: int) -> None:
                 around = before + spin()
                 done = batch * rounds * PIPELINES
                 seen.add(around, rate, cpu, done / bare(directory, frames, size // frames), 3 * done / frames)
-            rate, cpu, limit, per_frame = (seen.median(figure) for figure in range(4))
-            print(
-                f"{batch:>6} {rate:>10,.0f} {seen.quiet(0):>8,.0f} {cpu:>7.2f} {seen.quiet(1):>6.2f} {per_frame:>9.0f}"
-                f" {limit:>14,.0f} {rate / limit:>6.2f}  {load.since()}, spin {seen.spins}"
-            )
+        rate, cpu, limit, per_frame = (seen.median(figure) for figure in range(4))
+        print(
+            f"{batch:>6} {rate:>10,.0f} {seen.quiet(0):>8,.0f} {cpu:>7.2f} {seen.quiet(1):>6.2f} {per_frame:>9.0f}"
+            f" {limit:>14,.0f} {rate / limit:>6.2f}  {load.since()}, spin {seen.spins}",
+            flush=True,
+        )
 
 
 async def recovery(directory: Path, count: int) -> None:

@@ -118,8 +118,9 @@ def _assert_exact_counters(state: State, model: Model) -> None:
 
 def _assert_same_memories(state: State, model: Model) -> None:
     ended = [lease["token"] for lease in model.ended]
-    assert [plain_token(lease.token) for lease in state.ended_order] == ended
-    assert sorted(state.ended) == sorted(token[2] for token in ended)
+    assert [plain_token(lease.token) for lease in state.ended] == ended
+    for lease in state.ended:
+        assert state.ended.find(lease.token.sequence_id, lease.token.lease_id) is lease
     requests = sorted((request["id"], request["ended"] or 0) for request in model.requests.values())
     assert sorted((record.sequence_id, record.ended_at) for record in state.requests.values()) == requests
     assert len(state.requests) <= max(state.options.request_id_max, len(requests))

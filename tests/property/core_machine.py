@@ -116,7 +116,7 @@ class CoreDriver(RuleBasedStateMachine):
     def _at_most_one_live_lease_per_item(self) -> None:
         live = [item.lease.token for item in self.state.items.values() if item.lease is not None]
         assert len({token.lease_id for token in live}) == len(live)
-        assert all(token.lease_id not in self.state.ended for token in live)
+        assert all(self.state.ended.find(token.sequence_id, token.lease_id) is None for token in live)
         assert len({token.sequence_id for token in live}) == len(live)
 
     def _room_is_never_exceeded(self) -> None:

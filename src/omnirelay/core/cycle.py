@@ -140,12 +140,10 @@ def end_lease(state: State, item: Item, now_ms: int, sequence: int, verb: int) -
         item.with_trail().last_token = token
     lease.verb = verb
     lease.ended_at = now_ms
-    ended_order = state.ended_order
-    ended_order.append(lease)
-    state.ended[token.lease_id] = lease
-    if len(ended_order) > state.ended_max:
-        oldest: Lease = ended_order.popleft()
-        del state.ended[oldest.token.lease_id]
+    ended = state.ended
+    ended.add(lease)
+    if len(ended.order) > state.ended_max:
+        ended.forget_oldest()
     return lease
 
 

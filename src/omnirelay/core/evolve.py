@@ -213,8 +213,8 @@ def _evolve_dead_lettered(state: State, event: ev.DeadLettered) -> None:
         trail.last_error = event.error
     # The event before this one (Failed or Expired) put the item back to pending.
     _leave_pending(state, item, event)
-    lease = state.ended_order[-1] if state.ended_order else None
-    if lease is not None and lease.token.sequence_id == item.sequence_id and lease.verb == FAIL:
+    lease = state.ended.last_of(item.sequence_id)
+    if lease is not None and lease.verb == FAIL:
         lease.answer_state = DEAD
         lease.answer_not_before = None
     item.state = DEAD
@@ -231,10 +231,9 @@ def _evolve_cancelled(state: State, event: ev.Cancelled) -> None:
         end_lease(state, item, event.timestamp, event.sequence_number, LOST)
     else:
         _leave_pending(state, item, event)
-        lease = state.ended_order[-1] if state.ended_order else None
+        lease = state.ended.last_of(item.sequence_id)
         if (
             lease is not None
-            and lease.token.sequence_id == item.sequence_id
             and lease.verb in (FAIL, RELEASE)
             and item.trail is not None
             and item.trail.cancel_requested
@@ -349,11 +348,11 @@ def _evolve_time(state: State, event: ev.TimeAdvanced) -> None:
         if not finished or finished[0].ended_at + options.result_retention_ms > now_ms:
             break
         _forget_finished(state)
-    ended = state.ended_order
+    ended = state.ended
     for _ in range(FORGET_MAX):
-        if not ended or ended[0].ended_at + options.ended_lease_retention_ms > now_ms:
+        if not ended.order or ended.order[0].ended_at + options.ended_lease_retention_ms > now_ms:
             break
-        del state.ended[ended.popleft().token.lease_id]
+        ended.forget_oldest()
     requests = state.requests_ended
     for _ in range(FORGET_MAX):
         if not requests or requests[0][1].ended_at + options.request_id_retention_max_ms > now_ms:
@@ -421,8 +420,8 @@ def _evolve_options(state: State, event: ev.OptionsChanged) -> None:
     if event.options.gates() != gates:
         _reschedule(state, event.timestamp)
     state.schedule.count_grants(grants, event.options.starvation_every)
-    while len(state.ended_order) > event.options.ended_lease_max:
-        del state.ended[state.ended_order.popleft().token.lease_id]
+    while len(state.ended) > event.options.ended_lease_max:
+        state.ended.forget_oldest()
 
 
 def _reschedule(state: State, now_ms: int) -> None:

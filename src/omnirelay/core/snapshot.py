@@ -135,7 +135,7 @@ def dump(state: State) -> tuple[bytes, Iterator[bytes]]:
         next_sequence_id=state.next_sequence_id,
         options=state.options,
         items=len(state.items),
-        ended_leases=len(state.ended_order),
+        ended_leases=len(state.ended),
         requests=len(state.requests),
         pauses=[state.pauses[scope] for scope in sorted(state.pauses)],
         backpressure=state.backpressure,
@@ -154,7 +154,7 @@ def _dump_chunks(state: State) -> Iterator[bytes]:
     items = state.items
     for ids in _sliced(sorted(items)):
         yield _encode(_ItemChunk([record_of_item(items[sequence_id]) for sequence_id in ids]))
-    for leases in _sliced(list(state.ended_order)):
+    for leases in _sliced(list(state.ended)):
         yield _encode(_EndedChunk([record_of_lease(lease) for lease in leases]))
     requests = state.requests
     keys = sorted(key for key, record in requests.items() if record.ended_at == 0)
@@ -218,7 +218,7 @@ def load(header: bytes, chunks: Iterable[bytes]) -> State:
     state.generation = head.generation
     state.next_sequence_id = head.next_sequence_id
     _load_items(state, items)
-    found = (len(state.items), len(state.ended_order), len(state.requests), levels)
+    found = (len(state.items), len(state.ended), len(state.requests), levels)
     if found != (head.items, head.ended_leases, head.requests, CLASSES):
         raise LogDamaged(f"the snapshot holds {found} records, its header says otherwise")
     return state
@@ -280,8 +280,7 @@ def _fence(item: Item) -> int:
 
 def _load_ended(state: State, records: list[LeaseRecord]) -> None:
     for lease in map(lease_of, records):
-        state.ended_order.append(lease)
-        state.ended[lease.token.lease_id] = lease
+        state.ended.add(lease)
 
 
 def _load_requests(state: State, rows: list[_RequestRow]) -> None:

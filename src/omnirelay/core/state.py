@@ -24,7 +24,8 @@ from collections.abc import Iterator
 
 from omnirelay.core.closures import Closure
 from omnirelay.core.deadlines import Deadlines
-from omnirelay.core.items import Item, Lease
+from omnirelay.core.ended import EndedLeases
+from omnirelay.core.items import Item
 from omnirelay.core.native import mypyc_attr
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.ordered import OrderedQueue
@@ -91,7 +92,6 @@ class State:
         "delayed",
         "ended",
         "ended_max",
-        "ended_order",
         "finished",
         "finished_bytes",
         "generation",
@@ -125,8 +125,7 @@ class State:
         self.finished: deque[Item] = deque()
         self.finished_bytes = 0
         self.dead = DeadLetters()
-        self.ended: dict[str, Lease] = {}
-        self.ended_order: deque[Lease] = deque()
+        self.ended = EndedLeases()
         self.requests: dict[bytes, RequestRecord] = {}
         self.requests_ended: deque[tuple[bytes, RequestRecord]] = deque()
         """Oldest first; stands only while the key still has this very record."""
@@ -161,8 +160,8 @@ class State:
         due = [self.leased.first_key(), self.delayed.first_key()]
         if self.finished:
             due.append(self.finished[0].ended_at + options.result_retention_ms)
-        if self.ended_order:
-            due.append(self.ended_order[0].ended_at + options.ended_lease_retention_ms)
+        if self.ended.order:
+            due.append(self.ended.order[0].ended_at + options.ended_lease_retention_ms)
         if self.requests_ended:
             due.append(self.requests_ended[0][1].ended_at + options.request_id_retention_max_ms)
         due += [pause.until for pause in self.pauses.values()]
@@ -188,7 +187,7 @@ class State:
             return True
         if self.finished and self.finished[0].ended_at + options.result_retention_ms <= now_ms:
             return True
-        if self.ended_order and self.ended_order[0].ended_at + options.ended_lease_retention_ms <= now_ms:
+        if self.ended.order and self.ended.order[0].ended_at + options.ended_lease_retention_ms <= now_ms:
             return True
         for pause in self.pauses.values():
             if pause.until is not None and pause.until <= now_ms:

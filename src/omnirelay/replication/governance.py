@@ -84,7 +84,7 @@ def holder_in(state: State, item_id: int, lease_id: str | None) -> Holder | None
     if item is None:
         return None
     holder = Holder(item.payload.resource_type, item.payload.resource_id)
-    lease = None if lease_id is None else state.ended.get(lease_id) or item.lease
+    lease = None if lease_id is None else state.ended.find(item_id, lease_id) or item.lease
     if lease is not None:
         holder.fence, holder.peer, holder.principal = lease.token.fence, lease.owner or None, lease.principal
     return holder

@@ -75,8 +75,8 @@ def find_lease(state: State, token: Any, caller: Caller, arrived_ms: int, verb: 
             return item, lease
     else:
         token = check_token(token)
-    past = state.ended.get(token.lease_id)
-    if past is None or past.token.sequence_id != token.sequence_id or past.token.attempt != token.attempt:
+    past = state.ended.find(token.sequence_id, token.lease_id)
+    if past is None or past.token.attempt != token.attempt:
         raise FailedPrecondition(
             f"no lease of item {token.sequence_id} is known under this token; if it was acknowledged long ago, "
             "the outcome stands but is no longer remembered",
