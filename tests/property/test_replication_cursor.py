@@ -92,8 +92,10 @@ def test_a_cursor_reads_what_is_there_wherever_it_is_put(
                     found = await reader.read(after, events_max, bytes_max)
                     assert found == _expected(log, after, events_max, bytes_max)
                 after = found[-1].sequence if found else after
-                if ahead:
-                    await (reader.read_commits_ahead if whole else reader.read_ahead)(events_max, bytes_max)
+                if ahead and whole:
+                    reader.put_back(await reader.read_commits(after, events_max, bytes_max))
+                elif ahead:
+                    await reader.read_ahead(events_max, bytes_max)
             await shard.enqueue(items(2))
             rest = await reader.read(shard.last_sequence - 2, 10, 1 << 20)
             assert [event.sequence for event in rest] == [shard.last_sequence - 1, shard.last_sequence]
@@ -155,7 +157,6 @@ async def test_damage_is_told_when_everything_before_it_was_handed_out() -> None
             await reader.read(spoilt.first - 1, 100, 1 << 20)
         commits = await reader.read_commits(0, 100, 1 << 20)
         assert [event.sequence for event in commits] == list(range(1, spoilt.first))
-        await reader.read_commits_ahead(100, 1 << 20)
         with pytest.raises(LogDamaged, match=f"frame {spoilt.first}"):
             await reader.read_commits(spoilt.first - 1, 100, 1 << 20)
 

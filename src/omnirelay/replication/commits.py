@@ -44,6 +44,7 @@ class Commits(Sequence[ReplicatedEvent]):
         self.region = region
         self.after = after
         self._skipped = self._count_skipped()
+        self._text: bytes | None = None
 
     def _count_skipped(self) -> int:
         if not self.frames or self.frames[0].first > self.after:
@@ -85,6 +86,12 @@ class Commits(Sequence[ReplicatedEvent]):
 
     def lines(self) -> bytes:
         """The documents as JSON, one line each with a line feed behind it."""
+        # Not a cached property: those of all objects wait for one lock.
+        if self._text is None:
+            self._text = self._make_lines()
+        return self._text
+
+    def _make_lines(self) -> bytes:
         parts = []
         skipped = self._skipped
         for frame in self.frames:

@@ -134,14 +134,10 @@ class LogCursor:
         self._at = frames[-1].last if frames else after
         return Commits(frames, self._region, after)
 
-    async def read_commits_ahead(self, events_max: int, bytes_max: int) -> None:
-        """Fetch what `read_commits` will be asked for next; see `read_ahead`."""
-        try:
-            while sum(len(frame.data) for frame in self._frames) < bytes_max:
-                if sum(frame.count for frame in self._frames) >= events_max or not await self._fetch():
-                    break
-        except OmniRelayError:
-            return
+    def put_back(self, commits: Commits) -> None:
+        """Take back what `read_commits` has just handed out: it will be read again, with what has come behind it."""
+        self._frames.extendleft(reversed(commits.frames))
+        self._at = self._decoded = commits.after
 
     def _forget(self, after: int) -> None:
         self._frames.clear()

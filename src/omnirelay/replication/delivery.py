@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from omnirelay.errors import OmniRelayError
 from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.cursor import LogCursor
 from omnirelay.replication.done import Done
 from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.health import reason_of
 from omnirelay.replication.settings import FollowSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkRefused
 from omnirelay.replication.sources import LogSource
@@ -41,6 +43,8 @@ class Delivery:
         self._checkpoints = checkpoints
         self._settings = settings
         self._refusals: Counter[int] = Counter()
+        self._ahead: Commits | None = None
+        """What to deliver next, read and prepared while the delivery before it was under way."""
         self.parked = 0
         self.parkings = 0
         """How often an event was parked since the start."""
@@ -69,22 +73,28 @@ class Delivery:
 
     async def _next_commits(self, after: int, linger: Callable[[float], Awaitable[None]]) -> Commits:
         most, size = self._settings.batch_events, self._settings.batch_bytes
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.after == after:
+            return ahead
         batch = await self._cursor.read_commits(after, most, size)
-        if batch and len(batch) < most and batch.size < size and self._settings.linger_ms:
-            if self._shard.last_sequence > batch.last:
-                return batch  # As full as it gets: the next commit did not fit.
+        if batch and not self._is_full(batch) and self._settings.linger_ms:
             await linger(self._settings.linger_ms / 1000)
             if self._shard.last_sequence > batch.last:
                 more = await self._cursor.read_commits(batch.last, most - len(batch), size - batch.size)
                 batch = batch.followed_by(more)
         return batch
 
+    def _is_full(self, batch: Commits) -> bool:
+        if len(batch) >= self._settings.batch_events or batch.size >= self._settings.batch_bytes:
+            return True
+        return self._shard.last_sequence > batch.last  # As full as it gets: the next commit did not fit.
+
     async def deliver(self, batch: Sequence[ReplicatedEvent]) -> Done:
         """What is done with afterwards: the batch, or what is before an event that was parked, and that one.
 
         Raises what the sink raises, SinkRefused too while the event has to wait.
         """
-        ahead = asyncio.create_task(self._read_ahead())
+        ahead = asyncio.create_task(self._read_ahead(batch))
         try:
             await self.within_time(self._sink.apply(batch))
         except asyncio.CancelledError:
@@ -97,12 +107,32 @@ class Delivery:
         # In a thread when commits have to be looked into: many events take a while.
         return await asyncio.to_thread(Done.of, batch) if isinstance(batch, Commits) else Done.of(batch)
 
-    async def _read_ahead(self) -> None:
-        most, size = self._settings.batch_events, self._settings.batch_bytes
-        if self._takes_commits and not self._refusals:
-            await self._cursor.read_commits_ahead(most, size)
+    async def _read_ahead(self, batch: Sequence[ReplicatedEvent]) -> None:
+        if isinstance(batch, Commits):
+            await self._prepare_next(batch.last)
         else:
-            await self._cursor.read_ahead(most, size)
+            await self._cursor.read_ahead(self._settings.batch_events, self._settings.batch_bytes)
+
+    async def _prepare_next(self, after: int) -> None:
+        """Read the next commits and have the sink prepare them, unless company would still be waited for. Raises
+        nothing: whatever is wrong is there for the delivery, too.
+        """
+        try:
+            ahead = await self._cursor.read_commits(after, self._settings.batch_events, self._settings.batch_bytes)
+        except OmniRelayError:
+            return
+        if not ahead or not self._is_full(ahead):
+            self._cursor.put_back(ahead)
+            return
+        self._ahead = ahead
+        prepare: Callable[[Commits], Awaitable[None]] | None = getattr(self._sink, "prepare", None)
+        try:
+            if prepare is not None:
+                await prepare(ahead)
+            await asyncio.to_thread(Done.of, ahead)
+        except Exception as error:
+            place = {"sink": self._name, "shard": self._shard.log.shard}
+            _log.debug("commits_not_prepared", extra={**place, "reason": reason_of(error)})
 
     def confirm(self, last: int) -> None:
         """Everything up to `last` is done with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -116,6 +117,10 @@ class FileSink:
             return _read_sequence(lines[-1]).sequence_number if lines else None
         except msgspec.DecodeError:
             raise SinkUnusable(f"the last line of {path} is not an event") from None
+
+    async def prepare(self, commits: Commits) -> None:
+        """Make the text of what comes next while the disk is busy with what comes before it."""
+        await asyncio.to_thread(commits.lines)
 
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
         await self._thread.run(lambda: self._apply(events))

@@ -84,6 +84,11 @@ class SegmentSink:
         self._writer, self._keeper = writer, Keeper(archive, self._upkeep)
         return 0 if manifest is None else manifest.last
 
+    async def prepare(self, commits: Commits) -> None:
+        """Encode the next segment while the store is busy with the one before it."""
+        if self._writer is not None:
+            await self._writer.prepare(commits.frames, commits.region)
+
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
         assert self._writer is not None
         assert self._keeper is not None

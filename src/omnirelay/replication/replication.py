@@ -9,6 +9,7 @@ from pathlib import Path
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import NotFound
 from omnirelay.replication.checkpoints import Checkpoints
+from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.following import Follower
 from omnirelay.replication.governance import Holder, holder_in
@@ -57,6 +58,11 @@ class _MadeWhenOpened:
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
         assert self._made is not None
         await self._made.apply(events)
+
+    async def prepare(self, commits: Commits) -> None:
+        prepare = getattr(self._made, "prepare", None)
+        if prepare is not None:
+            await prepare(commits)
 
     async def close(self) -> None:
         if self._made is not None:

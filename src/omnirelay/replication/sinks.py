@@ -58,6 +58,9 @@ class ReplicationSink(Protocol):
 
         A sink that has an attribute `takes_commits` which is true gets whole commits wherever possible, as `Commits`,
         of which events are made only when it asks for them: for targets so quick that this would be most of the work.
+        If it also has a method `async prepare(commits)`, that is called with what will come next, most often while
+        `apply` is busy with what comes before it: for work that changes nothing outside, like making text. Nobody
+        promises that those commits ever come; what `prepare` raises is passed over.
         """
         ...
 

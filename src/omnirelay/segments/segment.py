@@ -45,8 +45,13 @@ def encode_segment(
     frames: Sequence[Frame], before: Before, kind: SegmentFormat, region: str | None
 ) -> tuple[Entry, bytes]:
     """The object of these frames and its entry. Blocking and long: call it in a thread."""
-    data = _ENCODERS[kind](frames, region)
+    data = encode_frames(frames, kind, region)
     return entry_of(frames, before, kind, data), data
+
+
+def encode_frames(frames: Sequence[Frame], kind: SegmentFormat, region: str | None) -> bytes:
+    """The object of these frames. Blocking and long: call it in a thread."""
+    return _ENCODERS[kind](frames, region)
 
 
 def entry_of(frames: Sequence[Frame], before: Before, kind: SegmentFormat, data: bytes) -> Entry:

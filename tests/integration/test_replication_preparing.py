@@ -1,0 +1,164 @@
+"""What is delivered next is read and prepared while a delivery is under way, and nothing comes of it but speed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from omnirelay.errors import Unavailable
+from omnirelay.replication.commits import Commits
+from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.files import FileSink
+from omnirelay.replication.objects import SegmentSink
+from omnirelay.replication.settings import TABLE
+from omnirelay.replication.sinks import ReplicationSink
+from omnirelay.replication.tables import SqliteSink
+from omnirelay.segments.connecting import connect
+from omnirelay.segments.reader import SegmentReader
+from tests.integration.shards import NAMESPACE, enqueued, frames_of, items, soon
+from tests.integration.test_replication_following import (
+    QUICK,
+    Recorder,
+    caught_up,
+    following,
+    in_table,
+    log_of,
+    memory_shard,
+    work,
+)
+
+SMALL = msgspec.structs.replace(QUICK, batch_events=5)
+"""One or two commits make a delivery."""
+
+
+class Preparing(Recorder):
+    """Takes commits, and remembers what it was to prepare."""
+
+    takes_commits = True
+
+    def __init__(self) -> None:
+        super().__init__(self._deliver)
+        self.prepared: list[Commits] = []
+        self.came: list[Commits] = []
+        self.go_on = asyncio.Event()
+        self.failures = 0
+        self._told = asyncio.Condition()
+
+    async def was_prepared(self, count: int) -> None:
+        async with self._told:
+            await self._told.wait_for(lambda: len(self.prepared) >= count)
+
+    async def prepare(self, commits: Commits) -> None:
+        self.prepared.append(commits)
+        async with self._told:
+            self._told.notify_all()
+
+    async def _deliver(self, events: Sequence[ReplicatedEvent]) -> None:
+        assert isinstance(events, Commits)
+        self.came.append(events)
+        await self.go_on.wait()
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("not now")
+
+
+async def test_what_comes_next_is_prepared_while_a_delivery_is_under_way() -> None:
+    async with memory_shard() as shard:
+        await work(shard)
+        sink = Preparing()
+        async with following(shard, sink, settings=SMALL) as follower:
+            await soon(sink.was_prepared(1))
+            assert len(sink.came) == 1
+            assert sink.prepared[0].after == sink.came[0].last
+            sink.go_on.set()
+            await caught_up(follower, shard)
+        assert sink.came[1] is sink.prepared[0]
+        assert sink.taken == await log_of(shard)
+
+
+async def test_what_would_still_wait_for_company_is_not_prepared() -> None:
+    async with memory_shard() as shard:
+        sink = Preparing()
+        async with following(shard, sink, settings=SMALL) as follower:
+            await soon(sink.delivered(1))
+            await enqueued(shard, *items(1))
+            sink.go_on.set()
+            await caught_up(follower, shard)
+        assert sink.prepared == []
+        assert sink.taken == await log_of(shard)
+
+
+async def test_what_goes_wrong_in_preparing_is_passed_over() -> None:
+    class Unprepared(Preparing):
+        async def prepare(self, commits: Commits) -> None:
+            await super().prepare(commits)
+            raise Unavailable("not prepared")
+
+    async with memory_shard() as shard:
+        await work(shard)
+        sink = Unprepared()
+        sink.go_on.set()
+        async with following(shard, sink, settings=SMALL) as follower:
+            await caught_up(follower, shard)
+            assert (follower.failures, follower.state) == (0, "running")
+        assert sink.prepared
+        assert sink.taken == await log_of(shard)
+
+
+async def test_a_delivery_that_failed_comes_again_before_what_was_prepared_behind_it() -> None:
+    async with memory_shard() as shard:
+        await work(shard)
+        sink = Preparing()
+        sink.failures = 2
+        async with following(shard, sink, settings=SMALL) as follower:
+            await soon(sink.was_prepared(1))
+            sink.go_on.set()
+            await caught_up(follower, shard)
+        assert [each.first for each in sink.came[:3]] == [1, 1, 1]
+        assert sink.taken == await log_of(shard)
+
+
+async def test_a_reset_goes_before_what_was_prepared() -> None:
+    async with memory_shard() as shard:
+        await work(shard)
+        sink = Preparing()
+        async with following(shard, sink, settings=SMALL) as follower:
+            await soon(sink.was_prepared(1))
+            await follower.reset(0)
+            sink.go_on.set()
+            await caught_up(follower, shard)
+        assert [each.first for each in sink.came[:2]] == [1, 1]
+        assert sink.taken[len(sink.came[0]) :] == await log_of(shard)
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite", "parquet", "jsonl"])
+async def test_every_sink_that_prepares_ends_with_the_whole_log(kind: str, tmp_path: Path) -> None:
+    def made() -> ReplicationSink:
+        if kind == "file":
+            return FileSink(tmp_path)
+        if kind == "sqlite":
+            return SqliteSink(tmp_path)
+        return SegmentSink(str(tmp_path), kind="parquet" if kind == "parquet" else "jsonl", compact_at=0)
+
+    async with memory_shard() as shard:
+        delivered = 0
+        for _ in range(2):  # The second one goes on with a target that is there.
+            await work(shard, rounds=6)
+            async with following(shard, made(), settings=SMALL) as follower:
+                await caught_up(follower, shard)
+                assert (follower.failures, follower.events.total()) == (0, shard.last_sequence - delivered)
+            delivered = shard.last_sequence
+        expected = [event.json() for event in await log_of(shard)]
+        if kind == "file":
+            [path] = (tmp_path / NAMESPACE).iterdir()
+            assert path.read_bytes().splitlines() == expected
+        elif kind == "sqlite":
+            rows = in_table(tmp_path / f"{NAMESPACE}.db", f"select event_json from {TABLE} order by sequence_number")
+            assert [row.encode() for row in rows] == expected
+        else:
+            reader = SegmentReader(await connect(str(tmp_path)), NAMESPACE)
+            assert [frame async for frame in reader.frames()] == await frames_of(shard.log)
