@@ -24,6 +24,7 @@ COMPILED = (
     "cycle",
     "deadlines",
     "decide",
+    "ended",
     "evolve",
     "items",
     "keys",
