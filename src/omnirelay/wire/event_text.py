@@ -46,7 +46,12 @@ def lines_of(
     with is replaced in one go, and so is every deadline.
     """
     around = (shard, region, pending, active)
-    lines = _lines_of(b"\n".join([b"", *stored, b""]), len(stored), *around) if stored else b""
+    lines: bytes | None = b""
+    if stored:
+        # A line feed cannot stand inside of JSON that has no white space; without one, every line is one event. To look
+        # for it before there are some is a matter of one search, which is far quicker than counting.
+        alone = b"\n" not in b"".join(stored)
+        lines = _lines_of(b"\n".join([b"", *stored, b""]), len(stored), *around) if alone else None
     if lines is None:
         events = [bytes(each) for each in stored]
         texts = texts_of(events, shard=shard, region=region, pending=pending, active=active)
@@ -58,29 +63,34 @@ def _lines_of(
     text: bytes, count: int, shard: str, region: str | None, pending: int | None, active: int | None
 ) -> bytes | None:
     """None when it takes more than replacing. The text begins with a line feed, and has one behind every event."""
-    # A line feed cannot stand inside of JSON that has no white space, so every line is one event.
-    if text.count(b"\n") != count + 1 or text.count(_BEGINNING) != count or _UNUSUAL.search(text):
-        return None
-    # As many as there must be; one more would be a field that only looks like ours, further inside.
-    if text.count(_DEADLINE) != sum(map(text.count, _WITH_DEADLINE)):
+    if text.count(_BEGINNING) != count or _UNUSUAL.search(text):
         return None
     digits = text[text.rfind(b":") + 1 : -2]
     if not digits.isdigit():
         return None
     stands, reads = _endings(int(digits), shard, region, pending, active)
-    if text.count(stands + b"\n") != count:
+    # As many as there must be; one more would be a field that only looks like ours, further inside.
+    deadlines = sum(map(text.count, _WITH_DEADLINE))
+    ended, text = _replaced(text, stands + b"\n", reads + b"\n")
+    if ended != count:
         return None
-    text = text.replace(stands + b"\n", reads + b"\n")
     for _ in range(_DEADLINES_MAX + 1):
         at = text.find(_DEADLINE)
         if at < 0:
-            return text[1:]
+            return text[1:] if deadlines == 0 else None
         member = text[at : text.find(b",", at) + 1]
         replacement = _member("expiresAt", int(digits)) if (digits := member[12:-1]).isdigit() else None
         if replacement is None or replacement[0] != member:
             return None
-        text = text.replace(*replacement)
+        found, text = _replaced(text, *replacement)
+        deadlines -= found
     return None
+
+
+def _replaced(text: bytes, stands: bytes, reads: bytes) -> tuple[int, bytes]:
+    """How often it stood there, and the text that reads otherwise. What is read is never as long as what stands."""
+    result = text.replace(stands, reads)
+    return (len(result) - len(text)) // (len(reads) - len(stands)), result
 
 
 def texts_of(
