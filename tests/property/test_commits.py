@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnirelay.core.events import Event
+from omnirelay.core.events import EVENT_NUMBERS, Event, TimeAdvanced
 from omnirelay.log.base import Frame
-from omnirelay.log.frame import chain_of, encode_frame, genesis_chain
+from omnirelay.log.frame import chain_of, decode_frame, encode_frame, genesis_chain
+from omnirelay.replication import runs
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.done import Done
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame, json_of
 from omnirelay.replication.rows import rows_of
+from omnirelay.replication.runs import Run, runs_of
+from omnirelay.replication.settings import TABLE
+from omnirelay.replication.tables import SqliteSink
+from omnirelay.wire.instants import instant
 from tests.property.event_strategies import any_stored
 from tests.property.strategies import profile
 
@@ -75,6 +83,47 @@ def test_commits_are_their_events(frames: list[Frame], data: st.DataObject) -> N
 
     later = data.draw(st.sampled_from(numbers))
     assert list(commits.behind(later)) == [event for event in events if event.sequence > later]
+
+
+@profile(40)
+@given(some_frames(), st.integers(1, 20), st.data())
+def test_runs_are_the_rows_of_their_events(frames: list[Frame], repeated: int, data: st.DataObject) -> None:
+    """Also in the table, where the database makes the rows."""
+    events = [event for frame in frames for event in decode_frame(frame, shard="jobs", log_id="log")]
+    often = [
+        msgspec.structs.replace(event, sequence_number=at)
+        for at, event in enumerate(sorted(events * repeated, key=id), 1)
+    ]
+    again = encode_frame("jobs", "log", 1, 1, 1_700_000_000_000, often, (1, 2))
+    after = data.draw(st.integers(0, len(often) - 1))
+    for commits in (Commits(frames, "eu", 0), Commits([again], "eu", after)):
+        rows = rows_of(commits)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runs, "_ROWS_LEAST", data.draw(st.sampled_from([0, 8])))
+            found = runs_of(commits)
+        if found is not None:
+            assert rows == [
+                (run.first + at - run.start, run.event_type, run.timestamp, run.peer, found.texts[at])
+                for run in found.runs
+                for at in range(run.start, run.stop)
+            ]
+        with tempfile.TemporaryDirectory() as directory:
+            sink = SqliteSink(Path(directory))
+            sink._open("jobs")
+            assert sink._database is not None
+            sink._insert(commits, found)
+            sink._insert(commits, found)  # What is there already is left alone.
+            table = sink._database.execute(f"select * from {TABLE} order by sequence_number").fetchall()
+            sink._let_go()
+        assert table == rows
+
+
+def test_a_commit_of_a_few_calls_goes_into_a_table_in_runs() -> None:
+    """Else nothing above would be of use."""
+    frame = encode_frame("jobs", "log", 1, 1, 5, [TimeAdvanced(sequence_number=at, timestamp=5) for at in range(1, 41)])
+    found = runs_of(Commits([frame], "eu", 10))
+    assert found is not None
+    assert found.runs == [Run(11, EVENT_NUMBERS["TimeAdvanced"], instant(5), None, 0, 30)]
 
 
 @profile(25)

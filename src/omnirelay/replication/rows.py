@@ -35,14 +35,17 @@ def rows_of(events: Sequence[ReplicatedEvent]) -> list[Row]:
 
 def _rows_of_commits(commits: Commits) -> list[Row]:
     texts = commits.lines().decode().split("\n")[:-1]
-    tags = commits.tags
-    peers: list[str | None] = [None] * len(tags)
-    if any(b'"peerId"' in frame.data for frame in commits.frames):
-        peers = _peers_of([text.encode() for text in texts])
     return [
         (tag.sequence_number, EVENT_NUMBERS.get(tag.event_type, 0), instant(tag.timestamp), peer, text)
-        for tag, peer, text in zip(tags, peers, texts, strict=True)
+        for tag, peer, text in zip(commits.tags, peers_of_commits(commits), texts, strict=True)
     ]
+
+
+def peers_of_commits(commits: Commits) -> list[str | None]:
+    """Who did it, event by event."""
+    if any(b'"peerId"' in frame.data for frame in commits.frames):
+        return _peers_of(commits.lines().split(b"\n")[:-1])
+    return [None] * len(commits)
 
 
 def peers_of(events: Sequence[ReplicatedEvent]) -> list[str | None]:
