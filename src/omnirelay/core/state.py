@@ -84,6 +84,8 @@ class State:
     """See the module. `sequence` is the number of the last event, `time` its timestamp."""
 
     __slots__ = (
+        "_high_mark",
+        "_low_mark",
         "backpressure",
         "backpressure_at",
         "closures",
@@ -142,8 +144,10 @@ class State:
 
     def set_options(self, options: QueueOptions) -> None:
         self.options = options
+        # Asked for with every lease that ends, or several times a frame.
         self.ended_max = options.ended_lease_max
-        """Asked for with every lease that ends."""
+        self._high_mark = options.high_mark
+        self._low_mark = options.low_mark
 
     @property
     def pending_count(self) -> int:
@@ -170,14 +174,13 @@ class State:
 
     def backpressure_due(self) -> int | None:
         """When backpressure has to change, given what is pending now; None when it is right as it is."""
-        options = self.options
         if self.backpressure:
-            wanted = self.pending_count <= options.low_mark
+            wanted = self.pending_count <= self._low_mark
         else:
-            wanted = self.pending_count >= options.high_mark
+            wanted = self.pending_count >= self._high_mark
         if not wanted:
             return None
-        return 0 if self.backpressure_at is None else self.backpressure_at + options.backpressure_cooldown_ms
+        return 0 if self.backpressure_at is None else self.backpressure_at + self.options.backpressure_cooldown_ms
 
     def time_has_work(self, now_ms: int) -> bool:
         """Whether an AdvanceTime command would change anything (expiries are a command of their own)."""

@@ -91,7 +91,7 @@ class Writer:
         self._log = log
         self._epoch = epoch
         self._owner = owner
-        self._time = time
+        self.now_ms = time.now_ms
         self._clock = clock
         self._settings = settings
         self._on_durable = on_durable
@@ -128,9 +128,6 @@ class Writer:
     @property
     def closing(self) -> bool:
         return self._closing
-
-    def now_ms(self) -> int:
-        return self._time.now_ms()
 
     def submit(self, request: Request, events_expected: int = 1) -> None:
         """Take a request into the inbox. Raises when intake is closed; then nothing will come of it."""
@@ -190,7 +187,7 @@ class Writer:
                 await self._wake.wait()
                 self._wake.clear()
                 if self._flying is not None and self._flying[1].done():
-                    await self._landed(*self._flying)
+                    self._landed(*self._flying)
                 if self._flying is None and self._staged is not None:
                     batch, self._staged = self._staged, None
                     await self._launch(batch)
@@ -265,7 +262,8 @@ class Writer:
 
     async def _launch(self, batch: Batch) -> None:
         if not batch.frames:
-            await self._answer(batch)
+            self._answer(batch)
+            self._look_ahead()
             return
         small = len(batch.frames) == 1 and len(batch.frames[0].data) <= INLINE_BYTES_MAX
         if small and self._log.is_quick:
@@ -274,7 +272,12 @@ class Writer:
             self._open = batch
             await self._append(batch, inline=True)
             self._open = None
-            await self._answer(batch)
+            self._answer(batch)
+            # Callers go on in the loop's next turn and what they send leaves at the end of it. What is to be done
+            # here meanwhile would only hold that up.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            self._set_timer()
             return
         task = self._loop.create_task(self._append(batch, inline=False))
         task.add_done_callback(lambda _: self._wake.set())
@@ -315,18 +318,21 @@ class Writer:
             timer.cancel()
             self._pausing = None
 
-    async def _landed(self, batch: Batch, task: asyncio.Task[None]) -> None:
+    def _landed(self, batch: Batch, task: asyncio.Task[None]) -> None:
         task.result()
         self._flying = None
-        await self._answer(batch)
+        self._answer(batch)
+        self._look_ahead()
 
-    async def _answer(self, batch: Batch) -> None:
+    def _answer(self, batch: Batch) -> None:
         lost = batch.undelivered()
         if lost:
             self.return_undelivered(lost)
         if batch.events:
             self._on_durable(batch.events)
             hit("engine.answered")
+
+    def _look_ahead(self) -> None:
         self._set_timer()
         if self._inbox or self._decider.has_more(self.now_ms()):
             self._wake.set()

@@ -131,8 +131,9 @@ class ResourceLeaseComponent:
         if self._shard is not None:
             self._held.take(events)
             if not self._uncounted:
-                # Not now: those who wait for these events are answered first.
-                asyncio.get_running_loop().call_soon(self._count_waiting)
+                # Not now: those who wait for these events are answered in the loop's next turn, and only then.
+                loop = asyncio.get_running_loop()
+                loop.call_soon(loop.call_soon, self._count_waiting)
             self._uncounted.append(events)
 
     def _count_waiting(self) -> None:
