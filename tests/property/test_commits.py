@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from omnirelay.core.events import EVENT_NUMBERS, Event, TimeAdvanced
 from omnirelay.log.base import Frame
 from omnirelay.log.frame import chain_of, decode_frame, encode_frame, genesis_chain
+from omnirelay.replication import commits as commits_module
 from omnirelay.replication import runs
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.done import Done
@@ -76,7 +77,10 @@ def test_commits_are_their_events(frames: list[Frame], data: st.DataObject) -> N
     assert list(commits) == events
     assert (len(commits), commits.first, commits.last) == (len(events), events[0].sequence, events[-1].sequence)
     assert commits[-1] == events[-1]
-    assert commits.lines() == b"".join(text + b"\n" for text in json_of(events))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commits_module, "PIECE_BYTES", data.draw(st.sampled_from([1, 300, 1 << 20])))
+        assert all(piece.endswith(b"\n") for piece in commits.pieces())
+    assert b"".join(commits.pieces()) == b"".join(text + b"\n" for text in json_of(events))
     assert rows_of(commits) == rows_of(events)
     assert Done.of(commits) == Done.of(events)
     assert Done.of(commits).types == Counter(event.event_type for event in events)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import overload
+from typing import Final, overload
 
 import msgspec
 
@@ -16,6 +16,9 @@ from omnirelay.log.base import Frame
 from omnirelay.log.frame import decode_header
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.wire.event_text import lines_of
+
+PIECE_BYTES: Final = 512 * 1024
+"""Of text that is worked on at a stretch, but for commits that have more."""
 
 
 class Tag(msgspec.Struct, rename="camel", gc=False):
@@ -44,7 +47,7 @@ class Commits(Sequence[ReplicatedEvent]):
         self.region = region
         self.after = after
         self._skipped = self._count_skipped()
-        self._text: bytes | None = None
+        self._pieces: Sequence[bytes] | None = None
 
     def _count_skipped(self) -> int:
         if not self.frames or self.frames[0].first > self.after:
@@ -84,30 +87,37 @@ class Commits(Sequence[ReplicatedEvent]):
     def tags(self) -> list[Tag]:
         return [tag for frame in self.frames for tag in _read_tags(frame.data).events][self._skipped :]
 
-    def lines(self) -> bytes:
-        """The documents as JSON, one line each with a line feed behind it."""
+    def pieces(self) -> Sequence[bytes]:
+        """The documents as JSON, one line each with a line feed behind it, cut up behind some of the lines. Whatever is
+        done with all of a long text at once is done with the interpreter lock held, and callers of the node wait for it.
+        """
         # Not a cached property: those of all objects wait for one lock.
-        if self._text is None:
-            self._text = self._make_lines()
-        return self._text
+        if self._pieces is None:
+            self._pieces = list(self._make_pieces())
+        return self._pieces
 
-    def _make_lines(self) -> bytes:
-        parts = []
+    def _make_pieces(self) -> Iterator[bytes]:
+        parts: list[bytes] = []
+        size = 0
         skipped = self._skipped
         for frame in self.frames:
             header = decode_header(frame.data)
             stored = header.events[skipped:] if skipped else header.events
             skipped = 0
-            parts.append(
-                lines_of(
-                    stored,
-                    shard=header.shard,
-                    region=self.region,
-                    pending=header.pending,
-                    active=header.active,
-                )
+            part = lines_of(
+                stored,
+                shard=header.shard,
+                region=self.region,
+                pending=header.pending,
+                active=header.active,
             )
-        return b"".join(parts)
+            parts.append(part)
+            size += len(part)
+            if size >= PIECE_BYTES:
+                yield parts[0] if len(parts) == 1 else b"".join(parts)
+                parts, size = [], 0
+        if parts:
+            yield b"".join(parts)
 
     # -- as events -------------------------------------------------------------------------------
 

@@ -120,7 +120,7 @@ class FileSink:
 
     async def prepare(self, commits: Commits) -> None:
         """Make the text of what comes next while the disk is busy with what comes before it."""
-        await asyncio.to_thread(commits.lines)
+        await asyncio.to_thread(commits.pieces)
 
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
         await self._thread.run(lambda: self._apply(events))
@@ -135,23 +135,24 @@ class FileSink:
             return
         lines = lines_of(new, self._line_of)
         if lines:
-            self._append(b"".join([line + b"\n" for _, line in lines]), lines[0][0].sequence)
+            self._append([b"".join([line + b"\n" for _, line in lines])], lines[0][0].sequence)
         self._last = new[-1].sequence
 
     def _apply_commits(self, new: Commits) -> None:
         if new:
-            self._append(new.lines(), new.first)
+            self._append(new.pieces(), new.first)
             self._last = new.last
 
-    def _append(self, data: bytes, first: int) -> None:
+    def _append(self, pieces: Sequence[bytes], first: int) -> None:
         file = self._roll(first) if self._file is None or self._size >= self._rotate_bytes else self._file
         # Half a batch that a failed write left behind must not stay: the whole one is coming again.
         os.ftruncate(file, self._size)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                view = view[os.write(file, view) :]
         os.fsync(file)
-        self._size += len(data)
+        self._size += sum(map(len, pieces))
 
     def _roll(self, first: int) -> int:
         self._let_go()

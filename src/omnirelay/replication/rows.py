@@ -34,17 +34,21 @@ def rows_of(events: Sequence[ReplicatedEvent]) -> list[Row]:
 
 
 def _rows_of_commits(commits: Commits) -> list[Row]:
-    texts = commits.lines().decode().split("\n")[:-1]
     return [
         (tag.sequence_number, EVENT_NUMBERS.get(tag.event_type, 0), instant(tag.timestamp), peer, text)
-        for tag, peer, text in zip(commits.tags, peers_of_commits(commits), texts, strict=True)
+        for tag, peer, text in zip(commits.tags, peers_of_commits(commits), texts_of_commits(commits), strict=True)
     ]
+
+
+def texts_of_commits(commits: Commits) -> list[str]:
+    """The documents as JSON."""
+    return [text for piece in commits.pieces() for text in piece.decode().split("\n")[:-1]]
 
 
 def peers_of_commits(commits: Commits) -> list[str | None]:
     """Who did it, event by event."""
     if any(b'"peerId"' in frame.data for frame in commits.frames):
-        return _peers_of(commits.lines().split(b"\n")[:-1])
+        return [peer for piece in commits.pieces() for peer in _peers_of(piece.split(b"\n")[:-1])]
     return [None] * len(commits)
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from omnirelay.core.events import EVENT_NUMBERS
 from omnirelay.replication.commits import Commits
-from omnirelay.replication.rows import peers_of_commits
+from omnirelay.replication.rows import peers_of_commits, texts_of_commits
 from omnirelay.wire.instants import instant
 
 _ROWS_LEAST: Final = 8
@@ -53,9 +53,10 @@ def runs_of(commits: Commits) -> Runs | None:
         start = stop
     if len(runs) * _ROWS_LEAST > len(tags) or any(_jumps(numbers[run.start : run.stop]) for run in runs):
         return None
-    text = commits.lines().decode()
     # Where texts are handed over by their address alone, one would end there.
-    return None if "\0" in text else Runs(tuple(text.split("\n")[:-1]), runs)
+    if any(b"\0" in piece for piece in commits.pieces()):
+        return None
+    return Runs(tuple(texts_of_commits(commits)), runs)
 
 
 def _jumps(numbers: list[int]) -> bool:
