@@ -88,8 +88,10 @@ class Commits(Sequence[ReplicatedEvent]):
         return [tag for frame in self.frames for tag in _read_tags(frame.data).events][self._skipped :]
 
     def pieces(self) -> Sequence[bytes]:
-        """The documents as JSON, one line each with a line feed behind it, cut up behind some of the lines. Whatever is
-        done with all of a long text at once is done with the interpreter lock held, and callers of the node wait for it.
+        """The documents as JSON, one line each with a line feed behind it, cut up behind some of the lines.
+
+        Whatever is done with all of a long text at once is done with the interpreter lock held, and callers of the node
+        wait for it.
         """
         # Not a cached property: those of all objects wait for one lock.
         if self._pieces is None:
