@@ -33,6 +33,7 @@ from omnirelay.rpc.metering import metered
 from omnirelay.service.component import ResourceLeaseComponent, ResourceLeaseOptions
 from omnirelay.telemetry.meters import CallMeter
 from omnirelay.transport.http import HttpInbound
+from omnirelay.transport.http_heads import BoundedHttpProtocol
 from omnirelay.transport.origins import Origins
 from omnirelay.transport.websocket import websocket_inbound
 
@@ -108,7 +109,7 @@ class Node:
         listener = self._listen()
         config = uvicorn.Config(
             self.application,
-            http="httptools",
+            http=BoundedHttpProtocol,
             ws=websocket_inbound(self.dispatcher, origins=self._origins),  # type: ignore[arg-type]
             lifespan="off",
             access_log=False,
