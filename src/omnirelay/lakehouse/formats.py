@@ -55,7 +55,8 @@ class TableStore(Protocol):
     def merge(self, table: Table, rows: DataFrame, progress: Progress, *, only: str | None = None) -> None:
         """Put rows in place of those with the same key, or beside them.
 
-        `only` is a condition on the table's rows that all of those to be replaced meet; it saves looking at the others.
+        `only` is a condition on the table's rows, which it calls `t`, that all of those to be replaced meet; it saves
+        looking at the others, and they stay as they are whatever their keys.
         """
         ...
 

@@ -7,6 +7,7 @@ begins from, and all have the number 1: of those that begin from the same place 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,12 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
 
 from omnirelay.errors import DataLoss, Unimplemented
 from omnirelay.lakehouse.formats import EVERYTHING, overtaken, own_session
 from omnirelay.lakehouse.progress import NOTHING, Progress, commit_number, decode_progress, encode_progress
-from omnirelay.lakehouse.tables import Table
+from omnirelay.lakehouse.tables import EVENTS, Table
 
 _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 _APP: Final = "spark.databricks.delta.write.txnAppId"
@@ -28,6 +30,12 @@ _ONLY: Final = 1
 _REMEMBERED: Final = "interval 1 days"
 """How long Delta remembers transactions. No change takes that long from its beginning to its commit."""
 _SOURCE: Final = "omnirelay_rows_to_merge"
+_UNCHECKED: Final = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
+_WRITERS: Final = "spark.sql.maxConcurrentOutputFileWriters"
+_WRITERS_MAX: Final = "4"
+"""Files that a task writes side by side. Without, the rows of a partitioned table are sorted before."""
+_INDEXED: Final = {EVENTS: "sequence,event_type,timestamp,sequence_id,ownership_sequence_id,peer_id,frame_first"}
+"""Columns that Delta keeps the least and greatest value of, where that is not done for all of many."""
 _NO_TABLE: Final = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_PATH_DOES_NOT_EXIST")
 """What Delta says of a place where there is none."""
 _LOOK_BACK: Final = 1_000
@@ -42,6 +50,7 @@ class DeltaTables:
         self.spark = own_session(spark)
         # Columns may be added. A MERGE takes them over only with this.
         self.spark.conf.set("spark.databricks.delta.schema.autoMerge.enabled", "true")
+        self.spark.conf.set(_WRITERS, _WRITERS_MAX)
         self.warehouse = warehouse.removeprefix("file://").rstrip("/")
         self._bases: dict[Table, Progress] = {}
         """What the next change of a table begins from."""
@@ -122,6 +131,9 @@ class DeltaTables:
         if not self.exists(table):
             self.append(table, rows, progress)
             return
+        if table.open is not None and only is not None:
+            self._exchange(table, rows, progress, _bare(only))
+            return
         same = " AND ".join(f"t.`{key}` <=> s.`{key}`" for key in table.keys)
         condition = same if only is None else f"{same} AND ({only})"
         with self._committing(table, progress) as app:
@@ -139,6 +151,34 @@ class DeltaTables:
                 for name in (_METADATA, _APP, _NUMBER):
                     self.spark.conf.unset(name)
 
+    def _exchange(self, table: Table, rows: DataFrame, progress: Progress, where: str) -> None:
+        """Take out all rows that may be replaced, and put them back with the new ones in place of some.
+
+        Those that may are few and in files of their own, so that little is written again. MERGE would put rows that are
+        done with into one file with those that are not, and write them all again the next time.
+        """
+        known = self.read(table).where(where)
+        both = rows.withColumn("newer", F.lit(1)).unionByName(
+            known.withColumn("newer", F.lit(0)), allowMissingColumns=True
+        )
+        newest = F.max("newer").over(Window.partitionBy(*reversed(table.keys)))
+        rows = both.withColumn("newest", newest).where("newer = newest").drop("newer", "newest")
+        with self._committing(table, progress) as app:
+            # New rows need not meet the condition: it is about those that were.
+            self.spark.conf.set(_UNCHECKED, "false")
+            try:
+                self._write(table, rows, progress, app, mode="overwrite", where=where)
+            finally:
+                self.spark.conf.unset(_UNCHECKED)
+
+    def _apart(self, table: Table, rows: DataFrame) -> DataFrame:
+        """Rows that may still change in files of their own."""
+        if table.open is None:
+            return rows
+        parts = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        done = F.pmod(F.hash(*table.keys), F.lit(parts))
+        return rows.repartitionById(parts + 1, F.when(F.col(table.open).isNull(), parts).otherwise(done))
+
     def replace(self, table: Table, rows: DataFrame, progress: Progress, *, where: str) -> None:
         if not self.exists(table):
             self.append(table, rows, progress)
@@ -150,7 +190,8 @@ class DeltaTables:
         self, table: Table, rows: DataFrame, progress: Progress, app: str, *, mode: str, where: str | None = None
     ) -> None:
         writer = (
-            rows.write.format("delta")
+            self._apart(table, rows)
+            .write.format("delta")
             .mode(mode)
             .option("mergeSchema", "true")
             .option("userMetadata", encode_progress(progress))
@@ -158,6 +199,8 @@ class DeltaTables:
             .option("txnVersion", _ONLY)
             .option("delta.setTransactionRetentionDuration", _REMEMBERED)
         )
+        if table in _INDEXED:
+            writer = writer.option("delta.dataSkippingStatsColumns", _INDEXED[table])
         if where is not None:
             writer = writer.option("replaceWhere", where)
         if table.partition:
@@ -204,3 +247,8 @@ class DeltaTables:
             # Deleting rows would keep the transaction numbers, and then a table that begins anew is never written.
             raise Unimplemented(f"tables that are not in a directory are not removed from here; remove {path} first")
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _bare(condition: str) -> str:
+    """A condition in which the table is called `t`, without a name for it. What stands in quotes stays."""
+    return re.sub(r"'(?:[^'\\]|\\.)*'|\bt\.", lambda found: found[0] if found[0][0] == "'" else "", condition)

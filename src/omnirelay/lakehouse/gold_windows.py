@@ -36,11 +36,21 @@ class Span(msgspec.Struct, frozen=True):
         return f"(shard = '{shard}' AND {at} >= timestamp_millis({begin}) AND {at} < timestamp_millis({end}))"
 
 
-def spans_of(events: DataFrame) -> list[Span]:
-    """What time new events, and the last one before them, take up: two numbers for each shard."""
+class News(msgspec.Struct, frozen=True):
+    """What is to be known of new events before anything is made of them, found out in one pass."""
+
+    spans: list[Span]
+    kinds: frozenset[str]
+    """Their types, and that of the last event before them."""
+
+
+def news_of(events: DataFrame) -> News:
+    """Of new events and the last one before them: two numbers and a few names for each shard."""
     ms = F.unix_millis("timestamp")
-    found = events.groupBy("shard").agg(F.min(ms), F.max(ms)).collect()
-    return [Span(*row) for row in sorted(found)]
+    found = events.groupBy("shard").agg(F.min(ms), F.max(ms), F.collect_set("event_type")).collect()
+    spans = [Span(shard, first, last) for shard, first, last, _ in found]
+    spans.sort(key=lambda span: span.shard)
+    return News(spans, frozenset(kind for row in found for kind in row[3]))
 
 
 def within(spans: Sequence[Span], column: str, width_ms: int) -> str:

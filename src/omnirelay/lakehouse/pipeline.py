@@ -26,7 +26,7 @@ from omnirelay.errors import DataLoss
 from omnirelay.lakehouse import bronze
 from omnirelay.lakehouse.bronze_source import Refused, find_new
 from omnirelay.lakehouse.formats import open_tables, overtaken
-from omnirelay.lakehouse.progress import Progress, commit_number, events_in, within
+from omnirelay.lakehouse.progress import Progress, commit_number, events_between, events_in, within
 from omnirelay.lakehouse.sizing import FEW_EVENTS, Sizing
 from omnirelay.lakehouse.steps import Steps
 from omnirelay.lakehouse.tables import EVENTS, GOLD, LEASES, SILVER, TABLES, Table
@@ -103,14 +103,15 @@ class Pipeline:
         """Take in what is new and bring every table up to it. Commits nothing when there is nothing new."""
         began = time.monotonic()
         summary = self.ingest()
-        while not self._stopping() and (target := self._target()) is not None:
-            self._bring_all(target, summary)
+        while not self._stopping() and (found := self._target()) is not None:
+            target, new = found
+            self._bring_all(target, new, summary)
         summary.progress = {name: end.sequence for name, end in self.tables.progress(EVENTS).items()}
         summary.seconds = time.monotonic() - began
         return summary
 
-    def _bring_all(self, target: Progress, summary: Summary) -> None:
-        steps = Steps(self.tables, few=self._sizing.suit(events_in(target)))
+    def _bring_all(self, target: Progress, new: int, summary: Summary) -> None:
+        steps = Steps(self.tables, few=self._sizing.suit(events_in(target), new))
         try:
             for table in (*SILVER, *GOLD):
                 if self._stopping():
@@ -167,7 +168,7 @@ class Pipeline:
             summary.newly_refused = bronze.quarantine(self.tables, summary.refused)
             summary.segments = sum(len(plan.paths) for plan in plans)
             upto = bronze.ends_of(plans, after)
-            self._sizing.suit(events_in(upto))
+            self._sizing.suit(events_in(upto), events_between(after, upto))
             rows = bronze.new_events(self.tables.spark, plans, after)
             if rows is not None and upto != after:
                 self._timed(summary, EVENTS, lambda: self.tables.append(EVENTS, rows, upto))
@@ -178,8 +179,8 @@ class Pipeline:
 
     # -- targets -------------------------------------------------------------------------------
 
-    def _target(self) -> Progress | None:
-        """Where all tables are to be brought next; None when they are there."""
+    def _target(self) -> tuple[Progress, int] | None:
+        """Where all tables are to be brought next, and how many events that is at most; None when they are there."""
         # Read against the order in which tables are brought on: so none seems to be ahead because somebody else is at
         # work.
         others = [(table, self.tables.progress(table)) for table in reversed(_FOLLOWING)]
@@ -194,5 +195,5 @@ class Pipeline:
                     table=table.name,
                 )
         if any(place != begun for _, place in others):
-            return begun
-        return None if commit_number(begun) == commit_number(newest) else newest
+            return begun, max(events_between(place, begun) for _, place in others)
+        return None if commit_number(begun) == commit_number(newest) else (newest, events_between(begun, newest))

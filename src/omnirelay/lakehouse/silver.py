@@ -6,7 +6,7 @@ folded into them, and the outcome is merged back. What a fold needs of the past 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -50,6 +50,8 @@ _RESTORED_ITEM: Final = (
     " payload: STRUCT<resourceType: STRING, resourceId: STRING, partitionKey: STRING>>>"
 )
 _DEFAULT_PRIORITY: Final = 5
+COMING_BACK: Final = frozenset({"Redriven", "RestoreSnapshot", "DeadLetterEdited"})
+"""The events that concern items which had ended. All others concern items that have not."""
 
 _SHAPE: Final = (
     ("shard", "STRING"),
@@ -205,8 +207,16 @@ def from_items_on(oldest: Mapping[str, int], table: str = "") -> str:
 
     Every shard counts its items by itself: a new one names its first, and that says nothing of the others.
     """
-    parts = []
-    for shard, item in sorted(oldest.items()):
-        name = shard.replace("\\", "\\\\").replace("'", "\\'")
-        parts.append(f"({table}shard = '{name}' AND {table}item >= {item})")
+    parts = [f"({table}shard = {quoted(shard)} AND {table}item >= {item})" for shard, item in sorted(oldest.items())]
     return f"({' OR '.join(parts)})" if parts else "false"
+
+
+def of_shards(shards: Collection[str], table: str = "") -> str:
+    """That a row is of one of these shards."""
+    return f"{table}shard IN ({', '.join(map(quoted, sorted(shards)))})" if shards else "false"
+
+
+def quoted(text: str) -> str:
+    """A text as SQL has it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

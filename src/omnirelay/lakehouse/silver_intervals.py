@@ -11,6 +11,8 @@ from omnirelay.lakehouse.silver import in_shape, is_kind
 from omnirelay.lakehouse.tables import BACKPRESSURE, PEERS
 
 _SIGNS: Final = ("LeaseGranted", "Heartbeat", "Completed", "Failed", "Released")
+TOLD_OF_PEERS: Final = (*_SIGNS, "Expired")
+CLOSED_OR_OPENED: Final = "BackpressureChanged"
 PENDING: Final = "pending"
 """The cause of backpressure that events leave unnamed."""
 
@@ -23,7 +25,8 @@ def _islands(new: DataFrame, seeds: DataFrame | None, keys: tuple[str, ...], fla
     rows = new.withColumn("new", F.lit(True))
     if seeds is not None:
         rows = rows.unionByName(seeds, allowMissingColumns=True)
-    of_key = Window.partitionBy(*keys)
+    # What differs most comes first, as rows are sorted by that.
+    of_key = Window.partitionBy(*reversed(keys))
     in_order = of_key.orderBy("sequence")
     before = F.lag(flag).over(in_order)
     begins = F.when(before.isNull() | (before != F.col(flag)), 1).otherwise(0)
@@ -44,7 +47,8 @@ def fold_peers(changes: DataFrame, leases: DataFrame, last: DataFrame | None) ->
     """The intervals that these events concern. `leases` tell whose an event is, `last` are intervals without an end."""
     keys = ("shard", "peer")
     owners = leases.where("owner IS NOT NULL").select("shard", "lease_id", F.col("owner").alias("name"))
-    mine = changes.where(is_kind(*_SIGNS, "Expired")).join(owners, on=["shard", "lease_id"])
+    # Hashed, not sorted: a task holds the leases of as many events as it would have had to sort.
+    mine = changes.where(is_kind(*TOLD_OF_PEERS)).join(owners.hint("shuffle_hash"), on=["lease_id", "shard"])
     healthy = is_kind(*_SIGNS)
     never = F.coalesce("undelivered", F.lit(False))
     signs = mine.select(
@@ -97,7 +101,7 @@ def fold_peers(changes: DataFrame, leases: DataFrame, last: DataFrame | None) ->
 def fold_backpressure(events: DataFrame, last: DataFrame | None) -> DataFrame:
     """The times of closed intake that these events concern; `last` are those that have no end yet."""
     keys = ("shard", "cause")
-    rows = events.where(F.col("event_type") == "BackpressureChanged").select(
+    rows = events.where(F.col("event_type") == CLOSED_OR_OPENED).select(
         "shard",
         F.coalesce("cause", F.lit(PENDING)).alias("cause"),
         "sequence",

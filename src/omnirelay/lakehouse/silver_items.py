@@ -38,12 +38,12 @@ def _told(changes: DataFrame, *more: Column) -> DataFrame:
     granted = is_kind("LeaseGranted")
     states = is_kind(*STATES)
     state = F.create_map(*(F.lit(each) for pair in STATES.items() for each in pair))[F.col("kind")]
-    # An end counts only while nothing came after it; the struct keeps a null of its own apart from having none.
-    ended = F.struct(F.when(is_kind(*_ENDS), F.col("at")).alias("at"))
+    # An end counts only while nothing came after it.
+    became = F.struct(state.alias("state"), F.when(is_kind(*_ENDS), F.col("at")).alias("ended_at"))
     error = F.struct("error_code", "error_message")
     restored_error = is_kind("RestoreSnapshot") & F.col("error_message").isNotNull()
     return (
-        changes.groupBy("shard", "item")
+        changes.groupBy("item", "shard")
         .agg(
             last_of(F.struct(*_PAYLOAD), F.col("resource_type").isNotNull()).alias("payload"),
             first_of("priority", came),
@@ -54,8 +54,7 @@ def _told(changes: DataFrame, *more: Column) -> DataFrame:
             last_of(F.col("ready_at")).alias("ready_at"),
             F.min_by("at", F.when(granted, F.col("sequence"))).alias("first_granted_at"),
             last_of(F.col("at"), granted).alias("last_granted_at"),
-            last_of(state, states).alias("state"),
-            last_of(ended, states).alias("ended"),
+            last_of(became, states).alias("became"),
             last_of(F.col("attempt"), granted | is_kind("RestoreSnapshot")).alias("attempt"),
             F.count(F.when(granted, 1)).alias("leases"),
             F.count(F.when(is_kind("Failed"), 1)).alias("failures"),
@@ -66,7 +65,8 @@ def _told(changes: DataFrame, *more: Column) -> DataFrame:
             F.max("sequence").alias("last_sequence"),
             *more,
         )
-        .withColumn("ended_at", F.col("ended.at"))
+        .select("*", "became.*")
+        .drop("became")
     )
 
 

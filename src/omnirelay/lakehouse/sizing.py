@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FEW_EVENTS: Final = 50_000
-"""Up to so many events in the tables they count as few."""
+"""Up to so many events count as few, in the tables or new."""
 _PARTITION_EVENTS: Final = 250_000
 """About so many fit into the memory of one task while they are sorted."""
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
@@ -40,10 +40,11 @@ class Sizing:
         # What is kept of few events does not outlive the process that keeps it: on a cluster that may be lost.
         self._here = (session.conf.get("spark.master", None) or "").startswith("local")
 
-    def suit(self, events: int) -> bool:
-        """Whether they are few; the session is set for it."""
+    def suit(self, events: int, new: int | None = None) -> bool:
+        """Whether they are few; the session is set for it, or for few new ones among many."""
         few = self._here and events <= self._few_events
-        self._set(_FOR_FEW if few else {**self._given, _PARTITIONS: self._partitions(events)})
+        few_new = self._here and new is not None and new <= self._few_events
+        self._set(_FOR_FEW if few or few_new else {**self._given, _PARTITIONS: self._partitions(events)})
         return few
 
     @contextmanager

@@ -4,7 +4,8 @@ A step is told where its own table is. Tables need not be at the same place: one
 from further back than the others.
 
 With few events the tables are read once, kept as rows, and written whole: what a MERGE and a scan of Delta cost besides
-the rows would be most of the time.
+the rows would be most of the time. With many, a step looks only at rows of shards that have new events, and of those at
+the ones that may still change. Of a shard that is new the tables have none: its rows are added, nothing is compared.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pyspark.sql import functions as F
 from omnirelay.lakehouse import bronze, gold, gold_anomalies, gold_windows, silver
 from omnirelay.lakehouse.formats import EVERYTHING, TableStore
 from omnirelay.lakehouse.progress import Progress, encode_progress, events_between
-from omnirelay.lakehouse.silver_intervals import fold_backpressure, fold_peers
+from omnirelay.lakehouse.silver import of_shards
+from omnirelay.lakehouse.silver_intervals import CLOSED_OR_OPENED, TOLD_OF_PEERS, fold_backpressure, fold_peers
 from omnirelay.lakehouse.silver_items import fold_items
 from omnirelay.lakehouse.silver_leases import fold_leases
 from omnirelay.lakehouse.tables import (
@@ -52,7 +54,7 @@ class Steps:
         self._held: dict[Table, DataFrame] = {}
         self._kept: dict[Range, DataFrame] = {}
         self._oldest: dict[Range, dict[str, int]] = {}
-        self._spans: dict[Range, list[gold_windows.Span]] = {}
+        self._news: dict[Range, gold_windows.News] = {}
         self._of: Final[dict[Table, Callable[[Progress, Progress], None]]] = {
             LEASES: self._leases,
             ITEMS: self._items,
@@ -90,16 +92,22 @@ class Steps:
             self._held[table] = (rows.drop(*_NEVER_USED) if table is EVENTS else rows).localCheckpoint()
         return self._held[table]
 
-    def _known(self, table: Table, condition: str | None = None) -> DataFrame | None:
+    def _known(self, table: Table, condition: str = EVERYTHING) -> DataFrame | None:
         """A table as it is before a step; None when there is none yet."""
-        if not self.tables.exists(table):
-            return None
-        rows = self._read(table)
-        return rows if condition is None else rows.where(condition)
+        return self._read(table).where(condition) if self.tables.exists(table) else None
 
-    def _merge(self, table: Table, rows: DataFrame, upto: Progress, *, only: str | None = None) -> None:
+    def _past(self, table: Table, after: Progress, upto: Progress, condition: str = EVERYTHING) -> DataFrame | None:
+        """The rows of shards with new events, before a step; None when there cannot be any."""
+        shards = _continued(after, upto)
+        return self._known(table, f"{of_shards(shards)} AND ({condition})") if shards else None
+
+    def _merge(self, table: Table, rows: DataFrame, after: Progress, upto: Progress, *, only: str = EVERYTHING) -> None:
+        """Put rows in place of those with the same key, which all meet the condition `only`, or beside them."""
         if not self._few:
-            self.tables.merge(table, rows, upto, only=only)
+            if shards := _continued(after, upto):
+                self.tables.merge(table, rows, upto, only=f"{of_shards(shards, 't.')} AND ({only})")
+            else:
+                self.tables.append(table, rows, upto)
             return
         known = self._known(table)
         if known is not None:
@@ -108,9 +116,12 @@ class Steps:
             rows = both.withColumn("newest", newest).where("newer = newest").drop("newer", "newest")
         self._write_whole(table, rows, upto)
 
-    def _replace(self, table: Table, rows: DataFrame, upto: Progress, *, where: str) -> None:
+    def _replace(self, table: Table, rows: DataFrame, after: Progress, upto: Progress, *, where: str) -> None:
         if not self._few:
-            self.tables.replace(table, rows, upto, where=where)
+            if _continued(after, upto):
+                self.tables.replace(table, rows, upto, where=where)
+            else:
+                self.tables.append(table, rows, upto)
             return
         known = self._known(table, f"NOT coalesce(({where}), false)")
         self._write_whole(table, rows if known is None else rows.unionByName(known), upto)
@@ -118,6 +129,10 @@ class Steps:
     def _write_whole(self, table: Table, rows: DataFrame, upto: Progress) -> None:
         self._held[table] = rows.localCheckpoint()
         self.tables.replace(table, self._held[table], upto, where=EVERYTHING)
+
+    def _unchanged(self, table: Table, upto: Progress) -> None:
+        """Only say how far the table has come: nothing new concerns it."""
+        self.tables.append(table, self.tables.spark.createDataFrame([], table.ddl), upto)
 
     # -- what steps are made from --------------------------------------------------------------
 
@@ -147,20 +162,30 @@ class Steps:
             self._oldest[key] = silver.oldest_items(self._changes(after, upto))
         return self._oldest[key]
 
-    def _time(self, after: Progress, upto: Progress) -> list[gold_windows.Span]:
-        """What time new events, and the last one before them, take up."""
+    def _new(self, after: Progress, upto: Progress) -> gold_windows.News:
+        """What new events, and the last one before them, are."""
         key = _range(after, upto)
-        if key not in self._spans:
+        if key not in self._news:
             events = bronze.between(self._read(EVENTS), after, upto, touching=True)
-            self._spans[key] = gold_windows.spans_of(events)
-        return self._spans[key]
+            self._news[key] = gold_windows.news_of(events)
+        return self._news[key]
 
-    def _known_items(self, after: Progress, upto: Progress) -> DataFrame | None:
-        """The items before these events, of each shard from the oldest that they name on."""
-        items = self._known(ITEMS)
-        if items is None or self._few:
-            return items
-        return items.where(silver.from_items_on(self._oldest_items(after, upto)))
+    def _items_concerned(self, after: Progress, upto: Progress, table: str = "") -> str:
+        """What is true of all items that these events may concern, as they were before."""
+        if self._few:
+            return EVERYTHING
+        if self._new(after, upto).kinds & silver.COMING_BACK:
+            return silver.from_items_on(self._oldest_items(after, upto), table)
+        return f"{table}ended_at IS NULL"
+
+    def _past_items(self, after: Progress, upto: Progress) -> DataFrame | None:
+        if not _continued(after, upto):
+            return None
+        return self._past(ITEMS, after, upto, self._items_concerned(after, upto))
+
+    def _leases_of(self, after: Progress, upto: Progress) -> DataFrame:
+        """All leases of shards that have new events."""
+        return self._read(LEASES).where(of_shards(_concerned(after, upto)))
 
     def _changed_leases(self, after: Progress, upto: Progress) -> DataFrame:
         return gold.changed_since(self._read(LEASES), after, upto)
@@ -168,52 +193,70 @@ class Steps:
     # -- silver --------------------------------------------------------------------------------
 
     def _leases(self, after: Progress, upto: Progress) -> None:
-        live = self._known(LEASES, "ended_at IS NULL")
-        rows = fold_leases(self._changes(after, upto), self._known_items(after, upto), live)
-        self._merge(LEASES, rows, upto, only="t.ended_at IS NULL")
+        live = self._past(LEASES, after, upto, "ended_at IS NULL")
+        rows = fold_leases(self._changes(after, upto), self._past_items(after, upto), live)
+        self._merge(LEASES, rows, after, upto, only="t.ended_at IS NULL")
 
     def _items(self, after: Progress, upto: Progress) -> None:
-        items = self._known_items(after, upto)
-        only = None
-        if items is not None and not self._few and (oldest := self._oldest_items(after, upto)):
-            only = silver.from_items_on(oldest, "t.")
-        self._merge(ITEMS, fold_items(self._changes(after, upto), items), upto, only=only)
+        rows = fold_items(self._changes(after, upto), self._past_items(after, upto))
+        only = self._items_concerned(after, upto, "t.") if _continued(after, upto) else EVERYTHING
+        self._merge(ITEMS, rows, after, upto, only=only)
 
     def _peers(self, after: Progress, upto: Progress) -> None:
+        if self._new(after, upto).kinds.isdisjoint(TOLD_OF_PEERS):
+            self._unchanged(PEERS, upto)
+            return
         leases = self._changed_leases(after, upto)
-        rows = fold_peers(self._changes(after, upto), leases, self._known(PEERS, "until_at IS NULL"))
-        self._merge(PEERS, rows, upto, only="t.until_at IS NULL")
+        rows = fold_peers(self._changes(after, upto), leases, self._past(PEERS, after, upto, "until_at IS NULL"))
+        self._merge(PEERS, rows, after, upto, only="t.until_at IS NULL")
 
     def _backpressure(self, after: Progress, upto: Progress) -> None:
-        rows = fold_backpressure(self._events(after, upto), self._known(BACKPRESSURE, "until_at IS NULL"))
-        self._merge(BACKPRESSURE, rows, upto, only="t.until_at IS NULL")
+        if CLOSED_OR_OPENED not in self._new(after, upto).kinds:
+            self._unchanged(BACKPRESSURE, upto)
+            return
+        last = self._past(BACKPRESSURE, after, upto, "until_at IS NULL")
+        self._merge(
+            BACKPRESSURE, fold_backpressure(self._events(after, upto), last), after, upto, only="t.until_at IS NULL"
+        )
 
     # -- gold ----------------------------------------------------------------------------------
 
     def _lineage(self, after: Progress, upto: Progress) -> None:
         rows = gold.lineage(self._changed_leases(after, upto))
-        self._merge(LINEAGE, rows, upto, only="t.ended_at IS NULL")
+        self._merge(LINEAGE, rows, after, upto, only="t.ended_at IS NULL")
 
     def _resource_health(self, after: Progress, upto: Progress) -> None:
-        changed = self._changed_leases(after, upto) if after else None
-        self._merge(RESOURCE_HEALTH, gold.resource_health(self._read(LEASES), changed), upto)
+        changed = self._changed_leases(after, upto) if _continued(after, upto) else None
+        rows = gold.resource_health(self._leases_of(after, upto), changed)
+        self._merge(RESOURCE_HEALTH, rows, after, upto)
 
     def _slo(self, after: Progress, upto: Progress) -> None:
-        spans = self._time(after, upto)
+        spans = self._new(after, upto).spans
         rows = gold_windows.slo(self._all_events(upto), self._read(LEASES), self._read(BACKPRESSURE), spans)
         where = gold_windows.within(spans, "window_start", gold_windows.WINDOW_MS)
-        self._replace(SLO, rows, upto, where=where)
+        self._replace(SLO, rows, after, upto, where=where)
 
     def _daily(self, after: Progress, upto: Progress) -> None:
-        spans = self._time(after, upto)
+        spans = self._new(after, upto).spans
         rows = gold_windows.daily(self._all_events(upto), self._read(LEASES), spans)
-        self._replace(DAILY, rows, upto, where=gold_windows.within_dates(spans))
+        self._replace(DAILY, rows, after, upto, where=gold_windows.within_dates(spans))
 
     def _anomalies(self, after: Progress, upto: Progress) -> None:
-        spans = self._time(after, upto)
+        spans = self._new(after, upto).spans
         frames = bronze.frames_between(self._read(EVENTS), after, upto)
-        rows = gold_anomalies.anomalies(frames, self._read(LEASES), spans, self._known(ANOMALIES))
-        self._replace(ANOMALIES, rows, upto, where=gold_windows.within_dates(spans))
+        known = self._past(ANOMALIES, after, upto)
+        rows = gold_anomalies.anomalies(frames, self._read(LEASES), spans, known)
+        self._replace(ANOMALIES, rows, after, upto, where=gold_windows.within_dates(spans))
+
+
+def _concerned(after: Progress, upto: Progress) -> list[str]:
+    """The shards that have new events."""
+    return [shard for shard, end in upto.items() if shard not in after or after[shard].sequence < end.sequence]
+
+
+def _continued(after: Progress, upto: Progress) -> list[str]:
+    """Those of them that had some before."""
+    return [shard for shard in _concerned(after, upto) if shard in after]
 
 
 def _range(after: Progress, upto: Progress) -> Range:

@@ -25,6 +25,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[Column, ...] = ()
     """Empty: whatever the source has."""
     partition: tuple[str, ...] = ()
+    open: str | None = None
+    """The column that is null in rows which may still change, where most rows do not. A format may keep them apart."""
 
     @property
     def ddl(self) -> str:
@@ -70,6 +72,7 @@ LEASES: Final = Table(
     meaning="a lease, from its grant to its end",
     keys=("shard", "lease_id"),
     partition=("shard",),
+    open="ended_at",
     columns=_columns(
         """
         shard STRING where it was granted
@@ -105,6 +108,7 @@ ITEMS: Final = Table(
     meaning="an item, with its life so far. What a node forgets or purges stays here",
     keys=("shard", "item"),
     partition=("shard",),
+    open="ended_at",
     columns=_columns(
         """
         shard STRING where it is
@@ -185,6 +189,7 @@ LINEAGE: Final = Table(
     name="lineage",
     meaning="who worked on what, when, under which fence, and what came of it",
     keys=("shard", "lease_id"),
+    open="ended_at",
     columns=_columns(
         """
         shard STRING where it was leased

@@ -1,0 +1,76 @@
+"""What a merge writes again: rows that may still change are kept apart from those that are done with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+
+from omnirelay.lakehouse.formats_delta import DeltaTables, _bare
+from omnirelay.lakehouse.progress import End
+from omnirelay.lakehouse.silver import from_items_on, of_shards
+from omnirelay.lakehouse.tables import Column, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WORK = Table(
+    layer="silver",
+    name="work",
+    meaning="a piece of work",
+    keys=("shard", "item"),
+    columns=(Column("shard", "STRING", ""), Column("item", "BIGINT", ""), Column("ended_at", "BIGINT", "")),
+    partition=("shard",),
+    open="ended_at",
+)
+Row = tuple[str, int, int | None]
+
+
+def files(store: DeltaTables) -> set[str]:
+    return set(DeltaTable(store.path(WORK)).file_uris())
+
+
+def rows(store: DeltaTables) -> list[Row]:
+    return sorted(tuple(row) for row in store.read(WORK).select(*WORK.names).collect())
+
+
+def put(store: DeltaTables, *new: Row, upto: int, shard: str = "jobs") -> None:
+    store.progress(WORK)
+    only = f"{of_shards([shard], 't.')} AND (t.ended_at IS NULL)"
+    store.merge(WORK, store.spark.createDataFrame(new, WORK.ddl), {shard: End(upto)}, only=only)
+
+
+def test_rows_that_are_done_with_are_not_written_again(spark: SparkSession, tmp_path: Path) -> None:
+    store = DeltaTables(spark, str(tmp_path / "lake"))
+    put(store, *(("jobs", item, 10) for item in range(1, 20)), ("jobs", 20, None), ("jobs", 21, None), upto=1)
+    first = files(store)
+    put(store, ("jobs", 20, 30), ("jobs", 22, None), upto=2)
+    second = files(store)
+    done = {path for path in first if "jobs" in path} & second
+    assert done, "the files of rows that had ended are as they were"
+    assert len(first - second) == 1, "only the file of rows that had not is gone"
+    assert rows(store)[-3:] == [("jobs", 20, 30), ("jobs", 21, None), ("jobs", 22, None)]
+    put(store, ("jobs", 21, 40), ("jobs", 22, 41), upto=3)
+    assert second & files(store) > done, "those that ended meanwhile are done with, too"
+    assert rows(store) == [
+        *(("jobs", item, 10) for item in range(1, 20)),
+        *zip(["jobs"] * 3, (20, 21, 22), (30, 40, 41), strict=True),
+    ]
+
+
+def test_open_rows_of_other_shards_stay_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
+    strange = "it's t.007"
+    store = DeltaTables(spark, str(tmp_path / "lake"))
+    put(store, (strange, 1, None), ("jobs", 1, None), upto=1)
+    before = files(store)
+    put(store, (strange, 1, 5), (strange, 2, None), upto=2, shard=strange)
+    assert rows(store) == sorted([(strange, 1, 5), (strange, 2, None), ("jobs", 1, None)])
+    assert len(before & files(store)) == 1
+
+
+@pytest.mark.parametrize("shard", ["jobs", "it's t.007", "t.", "\\", "'"])
+def test_a_condition_loses_the_name_of_the_table_and_nothing_else(shard: str) -> None:
+    assert _bare(from_items_on({shard: 7}, "t.")) == from_items_on({shard: 7})
+    assert _bare(of_shards([shard], "t.")) == of_shards([shard])
