@@ -58,6 +58,14 @@ def test_a_worker_works_shows_that_it_lives_and_stops_on_sigterm(relay: Relay, t
     assert "completed 1, failed 1" in said
 
 
+def test_a_liveness_file_that_cannot_be_written_is_refused_at_once(relay: Relay, tmp_path: Path) -> None:
+    worker = start_worker(relay, tmp_path, "jobs:handlers", "--liveness-file", str(tmp_path / "nowhere" / "alive"))
+    _, said = worker.communicate(timeout=PATIENCE_S)
+    assert worker.returncode == 2
+    assert "--liveness-file cannot be written" in said
+    assert "Traceback" not in said
+
+
 def test_handlers_that_are_not_there_are_named(relay: Relay, tmp_path: Path) -> None:
     for registry, complaint in (
         ("jobs", "module:name"),

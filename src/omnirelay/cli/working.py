@@ -63,6 +63,8 @@ def work(
     from omnirelay.worker.worker import Worker
 
     handlers = find_handlers(registry)
+    if liveness_file is not None:
+        _check_writable(liveness_file)
     set_up_logs("info", as_json=not sys.stderr.isatty())
     worker = Worker(
         handlers,
@@ -105,6 +107,13 @@ def find_handlers(registry: str) -> Handlers:
     return found
 
 
+def _check_writable(path: Path) -> None:
+    try:
+        path.touch()
+    except OSError as error:
+        raise usage(f"--liveness-file cannot be written: {error}") from None
+
+
 async def _run(worker: Worker, liveness_file: Path | None) -> None:
     import asyncio
     import signal
@@ -124,7 +133,14 @@ async def _show_liveness(worker: Worker, path: Path) -> None:
     """Touch the file while all is well. A probe looks at its age: it goes stale when the worker gets nowhere."""
     import asyncio
 
+    failed: str | None = None
     while True:
         if worker.health().ok:
-            await asyncio.to_thread(path.touch)
+            try:
+                await asyncio.to_thread(path.touch)
+                failed = None
+            except OSError as error:
+                if str(error) != failed:
+                    failed = str(error)
+                    note(f"the liveness file cannot be written, so probes will fail: {error}")
         await asyncio.sleep(LIVENESS_SECONDS)

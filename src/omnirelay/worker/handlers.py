@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from fnmatch import fnmatchcase
-from inspect import iscoroutinefunction
-from typing import Any, Literal, TypeAlias, TypeVar
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -68,10 +68,20 @@ class Handlers:
         self, *patterns: str, on_error: Mapping[type[BaseException], FailMode] | None = None
     ) -> Callable[[H], H]:
         """Register a function. `on_error` says what an exception means: `retry` (the default), `release` or `dead`."""
+        for pattern in patterns:
+            if not isinstance(pattern, str) or not pattern:
+                raise InvalidArgument(
+                    f'name resource types, as in @handlers.handle("table"), not {pattern!r}', field="patterns"
+                )
         if not patterns:
             raise InvalidArgument("name at least one resource type", field="patterns")
+        _check_modes(on_error or {})
 
         def register(function: H) -> H:
+            if isgeneratorfunction(function) or isasyncgenfunction(function):
+                raise InvalidArgument(
+                    f"{function.__qualname__} is a generator: calling it would run nothing of it", field="function"
+                )
             for pattern in patterns:
                 self._registered.append(Registered(pattern, function, _is_async(function), dict(on_error or {})))
             return function
@@ -87,6 +97,15 @@ class Handlers:
             if fnmatchcase(resource_type, each.pattern):
                 return each
         return None
+
+
+def _check_modes(on_error: Mapping[Any, Any]) -> None:
+    for kind, mode in on_error.items():
+        if not isinstance(kind, type) or not issubclass(kind, BaseException):
+            raise InvalidArgument(f"on_error is by class of exception, not by {kind!r}", field="on_error")
+        if mode not in get_args(FailMode):
+            modes = ", ".join(get_args(FailMode))
+            raise InvalidArgument(f"on_error[{kind.__name__}] must be one of {modes}, not {mode!r}", field="on_error")
 
 
 def _is_async(function: Any) -> bool:

@@ -52,6 +52,7 @@ CLOCK_EVERY_SECONDS = 1.0
 ACK_RETRY_SECONDS = 600.0
 """How long an acknowledgement is tried again when the node is away; that long it remembers the first answer."""
 POLL_WAIT_MS = 20_000
+SAID_AGAIN_SECONDS = 30.0
 INVALID = "error.worker.acknowledgement_invalid"
 """The error code of an attempt whose outcome the node does not take."""
 
@@ -130,6 +131,11 @@ class Keeper:
         self.heard_at = time.monotonic()
         """When the node last answered anything."""
         self.last_error: str | None = None
+        self._said: str | None = None
+        self._said_at = 0.0
+        """Why the connection ended, as it was last written to the log, and when."""
+        self._repeating = False
+        """It ends for that reason over and over; connecting again is no news then."""
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -180,9 +186,7 @@ class Keeper:
                     await self._poll_leases()
                 failures = 0
             except OmniRelayError as error:
-                self.last_error = error.message
-                if failures == 0:
-                    _log.warning("worker_disconnected", extra={"reason": error.message, "url": self._url})
+                self._disconnected(error.message)
                 failures += 1
             except Exception as error:
                 # Nobody would notice that no more leases come: whatever it is, it is worth another try.
@@ -190,6 +194,15 @@ class Keeper:
                 self.last_error = repr(error)
                 failures += 1
             await asyncio.sleep(pause_ms(min(failures, 6), None) / 1000)
+
+    def _disconnected(self, reason: str) -> None:
+        """Say so, but not each time: a node that refuses what this worker asks for does so again and again."""
+        now = time.monotonic()
+        self.last_error = reason
+        self._repeating = reason == self._said and now < self._said_at + SAID_AGAIN_SECONDS
+        if not self._repeating:
+            self._said, self._said_at = reason, now
+            _log.warning("worker_disconnected", extra={"reason": reason, "url": self._url})
 
     async def _stream_leases(self) -> bool:
         """Have leases pushed until the connection ends; false when no stream gets through to the node."""
@@ -209,7 +222,8 @@ class Keeper:
     async def _stream_until_gone(self, stream: StreamConnection) -> None:
         self._stream = stream
         self._connected_at = time.monotonic()
-        _log.info("worker_connected", extra={"url": self._url, "peer": self._peer_id})
+        if not self._repeating:
+            _log.info("worker_connected", extra={"url": self._url, "peer": self._peer_id})
         self._credit = self._room() if self._taking else 0
         stream.say(
             open={

@@ -16,9 +16,10 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from inspect import isawaitable
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from omnirelay.client.client import DEFAULT_URL
 from omnirelay.client.connections import checked_url
 from omnirelay.client.threads import LoopThread
 from omnirelay.errors import InvalidArgument
+from omnirelay.wire.answers import Lease
 from omnirelay.wire.streams import StreamAck
 from omnirelay.worker.handlers import FailMode, GiveUp, Handlers, Registered, Release, Retry
 from omnirelay.worker.job import Job, JobStopped
@@ -35,6 +37,9 @@ from omnirelay.worker.keeping import Keeper, Kept, acknowledgement
 _log = logging.getLogger("omnirelay.worker")
 
 REASON_MAX = 2_000
+
+REST_MS = 1_000
+"""How long an item rests that was handed back because this worker cannot work on it now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +111,19 @@ class Worker:
         `health` is red when the node has answered nothing for so long. `stop_budget_ms`: what handlers get to finish
         when the worker stops; then they are cancelled and their items released.
         """
-        if concurrency < 1:
-            raise InvalidArgument("concurrency must be at least 1", field="concurrency")
-        if prefetch is not None and prefetch < 0:
-            raise InvalidArgument("prefetch must not be negative", field="prefetch")
+        _check_number("concurrency", concurrency, 1)
+        _check_number("prefetch", 0 if prefetch is None else prefetch, 0)
+        _check_number("guard_ms", guard_ms, 0)
+        if lease_duration_ms is not None:
+            _check_number("lease_duration_ms", lease_duration_ms, 1)
+            if guard_ms >= lease_duration_ms:
+                raise InvalidArgument(
+                    f"guard_ms must be less than lease_duration_ms, or every lease is given up for lost as soon as it"
+                    f" comes: {guard_ms} is not less than {lease_duration_ms}",
+                    field="guard_ms",
+                )
+        if isinstance(tenants, str):
+            raise InvalidArgument(f"tenants must be a list of names, not the text {tenants!r}", field="tenants")
         if not handlers.patterns:
             raise InvalidArgument("the registry has no handlers", field="handlers")
         self._handlers = handlers
@@ -238,7 +252,8 @@ class Worker:
         while self._waiting and len(self._jobs) < self._concurrency:
             kept = self._waiting.popleft()
             if kept.remaining_ms() <= self._guard_ms:
-                self._hand_back(kept)  # It waited too long. A renewal may be under way, so it must not be forgotten.
+                # It waited too long. A renewal may be under way, so it must not be forgotten.
+                self._hand_back(kept, delay_ms=self._too_short(kept.lease))
                 continue
             job = Job(kept.lease, lambda progress, kept=kept: keeper.report(kept, progress), kept.remaining_ms)  # type: ignore[misc]
             keeper.begin(kept)
@@ -246,10 +261,23 @@ class Worker:
             self._jobs[kept.lease.ownership_token.lease_id] = _Running(job, task)
             task.add_done_callback(lambda task, kept=kept: self._ended(kept, task))  # type: ignore[misc]
 
-    def _hand_back(self, kept: Kept) -> None:
+    def _too_short(self, lease: Lease) -> int | None:
+        """For how long an item should rest whose lease was never longer than the guard: at once it would come back to
+        this worker, which can never begin it.
+        """
+        if lease.remaining_ms > self._guard_ms:
+            return None
+        _log.error(
+            "lease_too_short",
+            extra={"sequence_id": lease.sequence_id, "lease_ms": lease.remaining_ms, "guard_ms": self._guard_ms},
+        )
+        return REST_MS
+
+    def _hand_back(self, kept: Kept, delay_ms: int | None = None) -> None:
         """Release what was not begun."""
         assert self._keeper is not None
-        self._keeper.finish(kept, acknowledgement("release", kept.lease.ownership_token, self.peer_id))
+        token = kept.lease.ownership_token
+        self._keeper.finish(kept, acknowledgement("release", token, self.peer_id, delay_ms=delay_ms))
 
     def _ended(self, kept: Kept, task: asyncio.Task[None]) -> None:
         running = self._jobs.pop(kept.lease.ownership_token.lease_id, None)
@@ -257,6 +285,11 @@ class Worker:
             # It was stopped before its first step, so it could not say so itself; the lease would be kept for ever.
             self._stopped(running.job)
             self._hand_back(kept)
+        elif running is not None and task.exception() is not None:
+            # Not the handler's doing: that is an outcome like any other. Whatever it was, the lease must not be kept.
+            _log.error("job_failed_in_worker", extra={"sequence_id": kept.lease.sequence_id}, exc_info=task.exception())
+            self.counts.released += 1
+            self._hand_back(kept, delay_ms=REST_MS)
         if not self._stopping.is_set():
             self._start_jobs()
 
@@ -292,7 +325,10 @@ class Worker:
         except GiveUp as error:
             self.counts.failed += 1
             return self._fail(job, error, "dead", error.error_code, None)
-        except Exception as error:
+        except BaseException as error:
+            if handler.is_async and isinstance(error, KeyboardInterrupt | GeneratorExit):
+                raise  # Not the handler's: somebody wants this process, or this coroutine, to end.
+            # `sys.exit` in a handler, and what native libraries raise beside Exception, end the job and nothing else.
             if job.stop_reason == "lost":
                 return self._stopped(job)
             mode = _mode_of(handler, error)
@@ -312,18 +348,22 @@ class Worker:
         if handler.is_async:
             return await handler.call(job)
         assert self._loop is not None
-        running = self._loop.run_in_executor(self._threads, handler.call, job)
+        running = self._loop.run_in_executor(self._threads, _result_or_error, handler.call, job)
         try:
-            return await asyncio.shield(running)
+            result, error = await asyncio.shield(running)
         except asyncio.CancelledError:
             # The thread goes on until it looks at `job.stopped`. Only then is it known how the work ended, and only
             # then is there a thread for another job.
             try:
-                return await asyncio.shield(running)
+                result, error = await asyncio.shield(running)
             except asyncio.CancelledError:
                 if running.done():
                     raise
                 raise _LeftRunning from None
+        if error is not None:
+            raise error
+        # A plain function around an async one: what it made is run where async handlers are.
+        return await result if isawaitable(result) else result
 
     def _completion(self, job: Job, result: Any) -> StreamAck:
         data, encoding = _encoded(result)
@@ -344,7 +384,8 @@ class Worker:
     def _fail(
         self, job: Job, error: BaseException, mode: FailMode, error_code: str | None, delay_ms: int | None
     ) -> StreamAck:
-        reason = (f"{type(error).__name__}: {error}" if not isinstance(error, Retry | GiveUp) else str(error)) or None
+        text = _text_of(error)
+        reason = (text if isinstance(error, Retry | GiveUp) else f"{type(error).__name__}: {text}") or None
         return self._ack(
             job,
             "fail",
@@ -358,7 +399,27 @@ class Worker:
         return acknowledgement(verb, job.token, self.peer_id, **fields)
 
 
-def _mode_of(handler: Registered, error: Exception) -> FailMode:
+def _check_number(name: str, value: Any, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise InvalidArgument(f"{name} must be a whole number, at least {least}, not {value!r}", field=name)
+
+
+def _result_or_error(call: Callable[[Job], Any], job: Job) -> tuple[Any, BaseException | None]:
+    """In the handler's thread. An error goes back as a value: a future that is given a StopIteration never ends."""
+    try:
+        return call(job), None
+    except BaseException as error:
+        return None, error
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as unsayable:
+        return f"its text cannot be had: {type(unsayable).__name__}"
+
+
+def _mode_of(handler: Registered, error: BaseException) -> FailMode:
     for kind, mode in handler.on_error.items():
         if isinstance(error, kind):
             return mode
