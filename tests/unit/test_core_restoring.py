@@ -10,6 +10,7 @@ import pytest
 from omnirelay.core import commands as cmd
 from omnirelay.core.answers import Renumbered, RestoreAnswer
 from omnirelay.core.events import RestoredItem, RestoreSnapshot
+from omnirelay.core.evolve import evolve
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.core.snapshot import digest
@@ -203,3 +204,44 @@ def test_a_shard_that_remembers_no_request_ids_takes_items_under_new_numbers_all
     page = drained(shard("a", start_ms=START_MS - 1_000))
     assert restore(there, page) == RestoreAnswer(1, 0, [Renumbered(1, 2)])
     assert not there.state.requests
+
+
+# -- logs that hold what older versions took in unchecked ------------------------------------------
+
+
+def with_unchecked_item(options: QueueOptions, **fields: Any) -> Kernel:
+    kernel = Kernel(options)
+    item = RestoredItem(sequence_id=7, payload=payload("a"), **fields)
+    event = RestoreSnapshot(sequence_number=kernel.state.sequence + 1, timestamp=kernel.now_ms, items=[item])
+    kernel.events.append(event)
+    evolve(kernel.state, event)
+    return kernel
+
+
+@pytest.mark.parametrize("floor", [1, 5, (1 << 64) - 1, -10, -(1 << 63)])
+@pytest.mark.parametrize("alive", [True, False])
+def test_an_item_with_impossible_attempts_retries_like_any_other(floor: int, alive: bool) -> None:
+    kernel = with_unchecked_item(QueueOptions(requeue_delay_ms=1_000), attempt=1, attempt_floor=floor)
+    if alive:
+        kernel.heartbeat(kernel.lease_one().token)
+    else:
+        kernel.fail(kernel.lease_one().token)
+    for _ in range(2):  # The lease runs out, and then the delay does.
+        kernel.pass_time(60_000)
+    assert kernel.lease_one().attempt == 2
+    assert digest(kernel.replayed()) == kernel.digest()
+
+
+@pytest.mark.parametrize("undelivered", [(1 << 64) - 1, 1 << 62, -(1 << 63)])
+def test_an_impossible_count_of_lost_leases_spoils_no_snapshot(undelivered: int) -> None:
+    kernel = with_unchecked_item(QueueOptions(), undelivered=undelivered)
+    kernel.lease_one()
+    kernel.pass_time(40_000)
+    assert kernel.state_of(7) == ("ready" if undelivered < 0 else "dead")
+    assert digest(kernel.replayed()) == kernel.digest()
+
+
+@pytest.mark.parametrize("fields", [{"attempt_floor": 5}, {"attempt_floor": -5}, {"undelivered": 1 << 60}])
+def test_an_item_with_impossible_counts_leaves_with_possible_ones(fields: dict[str, int]) -> None:
+    page = drained(with_unchecked_item(QueueOptions(), **fields))
+    assert restore(Kernel(), page).restored_count == 1

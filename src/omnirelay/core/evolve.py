@@ -37,6 +37,8 @@ from omnirelay.core.state import State
 FORGET_MAX: Final = 10_000
 """Most memories of one kind that one TimeAdvanced event drops, so that none holds the shard up."""
 
+_COUNTED_MAX: Final = 1 << 62
+
 _ENQUEUE: Final[Any] = ev.Enqueue
 
 EXPIRED_ERROR: Final = ErrorInfo("the lease ran out before an acknowledgement came", "error.taskqueue.lease_expired")
@@ -162,7 +164,8 @@ def _evolve_expired(state: State, event: ev.Expired) -> None:
     end_lease(state, item, event.timestamp, event.sequence_number, LOST)
     trail = item.with_trail()
     trail.last_error = EXPIRED_ERROR
-    if event.undelivered:
+    # Older versions took any count in with a restored item; one more must not be more than a snapshot can hold.
+    if event.undelivered and trail.undelivered < _COUNTED_MAX:
         trail.undelivered += 1
     if event.next_attempt is not None:
         item.attempt = event.next_attempt

@@ -151,6 +151,17 @@ class Item:
         return trail
 
 
+def attempts_before(item: Item) -> int:
+    """Attempts made before the item was last redriven, which no longer count; the present one always does.
+
+    What came in from elsewhere was not always checked: a log may hold an item that says otherwise of itself.
+    """
+    trail = item.trail
+    if trail is None or trail.attempt_floor <= 0:
+        return 0
+    return min(trail.attempt_floor, item.attempt - 1)
+
+
 def size_of(payload: Payload) -> int:
     """Bytes a payload counts for: its body and its attributes."""
     size = len(payload.body)

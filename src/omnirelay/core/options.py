@@ -24,6 +24,9 @@ BODY_LIMIT_MAX = 4 * MIB
 TENANT_WEIGHT_MAX = 1_000
 """No tenant may count more than so many times another."""
 
+UNDELIVERED_MAX = 1_000_000
+"""No configuration may let more leases in a row run out without any sign of life."""
+
 COMMAND_BYTES_MAX = 6 * MIB
 """Most bytes the events of one command may take in the log, so that they always fit one 8 MiB frame."""
 
@@ -190,7 +193,7 @@ _RANGES: tuple[tuple[str, int, int], ...] = (
     ("max_lease_duration_ms", 1, 24 * HOUR),
     ("heartbeat_interval_ms", 0, HOUR),
     ("max_delivery_attempts", 1, 1_000_000),
-    ("max_undelivered", 0, 1_000_000),
+    ("max_undelivered", 0, UNDELIVERED_MAX),
     ("requeue_delay_ms", 0, 24 * HOUR),
     ("retry_delay_max_ms", 0, _FOREVER),
     ("capacity", 1, _COUNT),

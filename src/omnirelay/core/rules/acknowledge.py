@@ -27,7 +27,7 @@ from omnirelay.core.intake import (
     check_token,
     encode_progress,
 )
-from omnirelay.core.items import COMPLETE, FAIL, RELEASE, STATE_NAMES, VERB_NAMES, Item, Lease, size_of
+from omnirelay.core.items import COMPLETE, FAIL, RELEASE, STATE_NAMES, VERB_NAMES, Item, Lease, attempts_before, size_of
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import Caller, ErrorInfo, OwnershipToken
 from omnirelay.core.rules.enqueue import plan_items
@@ -317,7 +317,7 @@ def _attempts_max(state: State, item: Item) -> int:
 
 def _attempts_made(item: Item) -> int:
     """Attempts since the item came in or was last redriven, the present one included."""
-    return item.attempt if item.trail is None else item.attempt - item.trail.attempt_floor
+    return item.attempt - attempts_before(item)
 
 
 def _pending_from(state: State, item: Item, delay_ms: int | None, backoff: bool, now_ms: int) -> int | None:

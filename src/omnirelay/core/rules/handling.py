@@ -18,8 +18,8 @@ from omnirelay.core.commands import (
 )
 from omnirelay.core.events import NO_PROGRESS, RestoredItem
 from omnirelay.core.intake import BATCH_ITEMS_MAX, TEXT_MAX, check_payload, check_required_number, check_text, refuse
-from omnirelay.core.items import COMPLETED, DEAD, LEASED, STATE_NAMES, Item
-from omnirelay.core.options import COMMAND_BYTES_MAX
+from omnirelay.core.items import COMPLETED, DEAD, LEASED, STATE_NAMES, Item, attempts_before
+from omnirelay.core.options import COMMAND_BYTES_MAX, UNDELIVERED_MAX
 from omnirelay.core.rules.pausing import RETRY_AFTER_MS
 from omnirelay.core.rules.restoring import restored_bytes
 from omnirelay.core.state import State
@@ -136,8 +136,8 @@ def pending_item(state: State, item: Item) -> RestoredItem:
         parent_sequence_id=None if trail is None else trail.parent,
         request_key=item.request_key,
         payload_digest=None if record is None else record.payload_digest,
-        attempt_floor=0 if trail is None else trail.attempt_floor,
-        undelivered=0 if trail is None else trail.undelivered,
+        attempt_floor=attempts_before(item),
+        undelivered=0 if trail is None else min(max(trail.undelivered, 0), UNDELIVERED_MAX),
     )
 
 

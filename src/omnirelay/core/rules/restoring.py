@@ -44,7 +44,7 @@ from omnirelay.core.intake import (
     stored_bytes,
 )
 from omnirelay.core.items import Item, size_of
-from omnirelay.core.options import BODY_LIMIT_MAX
+from omnirelay.core.options import BODY_LIMIT_MAX, UNDELIVERED_MAX
 from omnirelay.core.payload import ErrorInfo, OwnershipToken
 from omnirelay.core.rules.enqueue import check_request_room
 from omnirelay.core.rules.pausing import RETRY_AFTER_MS
@@ -228,6 +228,9 @@ def _checked_pending_item(given: RestoredItem, principal: str | None, now_ms: in
     check_required_number("weight", given.weight, 1, WEIGHT_MAX)
     check_number("notBefore", given.not_before, 0, TIME_MAX_MS)
     check_number("maxAttempts", given.max_attempts, 1, ATTEMPTS_MAX)
+    # An attempt is always the first or a later one since the last redrive: what retries wait for is counted from there.
+    check_required_number("attemptFloor", given.attempt_floor, 0, given.attempt - 1)
+    check_required_number("undelivered", given.undelivered, 0, UNDELIVERED_MAX)
     check_number("parentSequenceId", given.parent_sequence_id, 1, NUMBER_MAX)
     if given.last_error is not None:
         if type(given.last_error) is not ErrorInfo:
