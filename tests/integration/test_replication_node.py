@@ -175,14 +175,28 @@ async def test_sinks_are_handled_by_procedures() -> None:
         memory = node.replication.sink("one", "resourcelease")
         assert isinstance(memory, MemorySink)
         before = len(memory.events)
-        await control.call("reset", {"sink": "one"})
+        await control.call("reset", {"sink": "one", "sequence": 0})
         await caught_up(node)
         assert len(memory.events) == before
         for verb in ("pause", "resume", "reset"):
-            refused = await control.post(verb, {"sink": "three"})
+            refused = await control.post(verb, {"sink": "three", "sequence": 0})
             assert (refused.status_code, refused.json()["code"]) == (404, "replication.unknown_sink")
         refused = await control.post("reset", {"sink": "one", "sequence": 10**9})
         assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("wrong", [{}, {"to": 1}, {"sequence": None}], ids=str)
+async def test_a_reset_that_does_not_say_where_to_changes_nothing(wrong: dict[str, Any]) -> None:
+    async with node_with(sink("one")) as node, Http(node) as http, Http(node, "replication") as control:
+        await http.call("enqueue", ITEM)
+        await caught_up(node)
+        [follower] = node.replication.find("one")
+        await control.call("pause", {"sink": "one"})
+        before = follower.checkpoint
+        refused = await control.post("reset", {"sink": "one", **wrong})
+        assert (refused.status_code, refused.json()["metadata"]) == (400, {"field": "sequence"})
+        assert refused.json()["message"] == "sequence is required (in $)"
+        assert follower.checkpoint == before > 0
 
 
 async def test_a_node_without_sinks_says_so() -> None:

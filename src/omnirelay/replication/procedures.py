@@ -30,9 +30,9 @@ class SinkRequest(Incoming):
     """None: of every shard it follows."""
 
 
-class ResetRequest(SinkRequest):
-    sequence: Annotated[int, Meta(ge=0, le=ID_MAX)] = 0
-    """Everything behind this event is delivered again."""
+class ResetRequest(SinkRequest, kw_only=True):
+    sequence: Annotated[int, Meta(ge=0, le=ID_MAX)]
+    """Everything behind this event is delivered again. Required: who forgets it does not mean the whole log."""
 
 
 class SinksAnswer(msgspec.Struct):
