@@ -3,41 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
-from tests.cli.conftest import Relay
-
-
-@contextmanager
-def server(*answers: bytes | None) -> Iterator[Relay]:
-    """Gives these bodies one after the other; None hangs up without an answer."""
-    coming = iter(answers)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            body = next(coming)
-            if body is None:
-                self.close_connection = True
-                return
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as listening:
-        thread = Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield Relay(f"http://127.0.0.1:{listening.server_port}", "any")
-        listening.shutdown()
-        thread.join()
+from tests.cli.scripted import server
 
 
 def test_what_was_drained_before_the_node_broke_off_is_in_the_file(tmp_path: Path) -> None:

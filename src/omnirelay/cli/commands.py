@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from omnirelay.cli.exits import FAILED, INTERRUPTED, Stop, exit_of_error
+from omnirelay.cli.stopping import Interrupted
 from omnirelay.errors import OmniRelayError
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -88,8 +89,8 @@ def guarded(function: F) -> F:
         except OmniRelayError as error:
             complain(error.message, error.code)
             raise typer.Exit(exit_of_error(error)) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt as interrupted:
+            raise typer.Exit(interrupted.exit_code if isinstance(interrupted, Interrupted) else INTERRUPTED) from None
         except BrokenPipeError:
             close_stdout()
             raise typer.Exit(FAILED) from None

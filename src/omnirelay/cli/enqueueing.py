@@ -11,8 +11,8 @@ import typer
 
 from omnirelay.cli.calling import Client
 from omnirelay.cli.commands import WORKING, command
-from omnirelay.cli.exits import USAGE, Refusal, Stop, usage
-from omnirelay.cli.lines import BadLine, at_line, batches, opened
+from omnirelay.cli.exits import INTERRUPTED, UNREACHABLE, USAGE, Stop, usage
+from omnirelay.cli.lines import BadLine, opened, send_all
 from omnirelay.cli.options import (
     DEFAULT_NAMESPACE,
     DEFAULT_URL,
@@ -28,6 +28,7 @@ from omnirelay.cli.options import (
     read_bytes,
 )
 from omnirelay.cli.printing import print_answer, progress
+from omnirelay.cli.stopping import Interrupted, heeding_signals
 
 
 def add_to(app: typer.Typer) -> None:
@@ -84,7 +85,8 @@ def enqueue(
 
     A line is an item {"payload": {...}, "priority": 0, ...} or only its payload {"resourceType", "resourceId", "body",
     ...}. The body is base64, or a JSON object or array, which is sent as its text. A line without a requestId gets
-    none: sent twice, it is there twice. A bad line is named and ends the run; what was accepted before it stays.
+    none: sent twice, it is there twice. A bad line is named and ends the run; what was accepted before it stays. So
+    does what was accepted before an interruption, which says with which line to go on.
     """
     payload: dict[str, Any] = {
         "resourceType": resource_type,
@@ -133,29 +135,40 @@ def _enqueue_lines(source: Path, size: int, wait: int | None, url: str, namespac
         opened(source) as (file, total),
         Client(url, namespace) as client,
         progress("enqueue", total, in_bytes=True) as move,
+        heeding_signals() as signals,
     ):
-        try:
-            for lines, items, read in batches(file, size, item_of_line):
-                request = {"items": items, "waitMs": wait}
-                try:
-                    answer = client.call("enqueue", request, wait_ms=wait or 0)
-                except Refusal as refusal:
-                    raise at_line(refusal, lines) from None
+
+        def send(lines: list[int], items: list[Any], read: int) -> None:
+            nonlocal accepted, duplicates, last_line
+            with signals.held("the answer to the last call"):
+                answer = client.call("enqueue", {"items": items, "waitMs": wait}, wait_ms=wait or 0)
                 accepted += len(items)
                 duplicates += sum(result["duplicate"] for result in answer["results"])
                 last_line = lines[-1]
                 if output is Format.JSONL:
                     print_answer(output, None, answer["results"], str)
                 elif output is Format.JSON:
-                    results += answer["results"]
-                move(read, None)
+                    results.extend(answer["results"])
+            move(read, None)
+
+        try:
+            send_all(file, size, item_of_line, send)
         except BadLine as bad:
             raise Stop(
                 USAGE, f"line {bad.number} of {source} {bad.why}; {_kept(accepted, last_line)}", "bad-line"
             ) from None
         except Stop as stop:
             stop.message = f"{stop.message}; {_kept(accepted, last_line)}"
+            if stop.exit_code == UNREACHABLE:
+                stop.message += _DOUBLE
             raise
+        except Interrupted as interrupted:
+            raise Stop(interrupted.exit_code, f"interrupted; {_kept(accepted, last_line)}") from None
+        except KeyboardInterrupt:
+            raise Stop(
+                INTERRUPTED,
+                f"interrupted before the last call was answered; {_kept(accepted, last_line)}{_DOUBLE}",
+            ) from None
     if output is not Format.JSONL:
         counts = {"acceptedCount": accepted - duplicates, "duplicateCount": duplicates}
         print_answer(
@@ -166,9 +179,12 @@ def _enqueue_lines(source: Path, size: int, wait: int | None, url: str, namespac
         )
 
 
+_DOUBLE = " (the lines of the last call may be in already: those without a requestId are there twice then)"
+
+
 def _kept(accepted: int, last_line: int) -> str:
     if not accepted:
-        return "nothing was enqueued"
+        return "no line was accepted before"
     return f"{accepted} items up to line {last_line} were accepted and stay, go on from line {last_line + 1}"
 
 

@@ -3,7 +3,7 @@
 0  done                          4  not found, or nothing there
 1  failed                        5  refused: identity, fence, precondition
 2  wrong usage                   6  damaged data
-3  not reachable               130  interrupted
+3  not reachable               130  interrupted (143: by SIGTERM)
 """
 
 from __future__ import annotations

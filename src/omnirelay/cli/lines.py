@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +16,15 @@ _BATCH_BYTES = 4 * 1024 * 1024
 """Most bytes of one call: well below what a node takes, however large the items are."""
 
 Make = Callable[[dict[str, Any]], dict[str, Any]]
+Send = Callable[[list[int], list[Any], int], None]
+"""Sends items: the numbers of their lines, the items, and the bytes read so far."""
+
+
+@dataclass
+class Size:
+    """How many items go into one call; less than was asked for when a node has called that too large."""
+
+    items: int
 
 
 class BadLine(Exception):
@@ -46,7 +56,31 @@ def opened(source: Path) -> Iterator[tuple[BinaryIO, int | None]]:
         yield file, source.stat().st_size or None
 
 
-def batches(file: BinaryIO, size: int, make: Make) -> Iterator[tuple[list[int], list[Any], int]]:
+def send_all(file: BinaryIO, size: int, make: Make, send: Send) -> None:
+    """Send the items of a JSONL file in batches, and those that a node calls too large in parts.
+
+    Raises BadLine, and what `send` raises; the refusal of one item names its line.
+    """
+    most = Size(size)
+    for lines, items, read in batches(file, most, make):
+        send_in_parts(lines, items, read, send, most)
+
+
+def send_in_parts(lines: list[int], items: list[Any], read: int, send: Send, most: Size) -> None:
+    """Send a batch, in halves as long as a node calls it too large. Later batches are no larger than what it took."""
+    parts = [(lines, items)]
+    while parts:
+        numbers, part = parts.pop()
+        try:
+            send(numbers, part, read)
+        except Refusal as refusal:
+            if refusal.http != 413 or "index" in refusal.metadata or len(part) == 1:
+                raise at_line(refusal, numbers) from None
+            most.items = half = len(part) // 2
+            parts += [(numbers[half:], part[half:]), (numbers[:half], part[:half])]
+
+
+def batches(file: BinaryIO, size: Size, make: Make) -> Iterator[tuple[list[int], list[Any], int]]:
     """Items of a JSONL file in batches, with the numbers of their lines and the bytes read so far.
 
     Raises BadLine; the lines of the batch it stands in are not handed out.
@@ -65,7 +99,7 @@ def batches(file: BinaryIO, size: int, make: Make) -> Iterator[tuple[list[int], 
         items.append(_parsed(number, line, make))
         weight += len(line)
         # At once and not with the next line: on a stream that may take its time.
-        if len(items) >= size:
+        if len(items) >= size.items:
             yield lines, items, read
             lines, items, weight = [], [], 0
     if items:

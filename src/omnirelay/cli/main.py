@@ -39,7 +39,7 @@ Most commands call a node: --url or OMNIRELAY_URL says where it is, --namespace 
 
 \b
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reachable, 4 not found or nothing there,
-5 refused (identity, fence, precondition), 6 damaged data.
+5 refused (identity, fence, precondition), 6 damaged data, 130 interrupted (by SIGTERM: 143).
 """
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import typer
 
 from omnirelay.cli.calling import Client
 from omnirelay.cli.commands import HANDLING, command
-from omnirelay.cli.exits import FAILED, UNREACHABLE, USAGE, Refusal, Stop, usage
-from omnirelay.cli.lines import BadLine, at_line, batches, opened
+from omnirelay.cli.exits import FAILED, INTERRUPTED, UNREACHABLE, USAGE, Stop
+from omnirelay.cli.keeping import Kept, NotKept, kept_in, passed_on
+from omnirelay.cli.lines import BadLine, Size, opened, send_all, send_in_parts
 from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, Format, Namespace, Output, Url
 from omnirelay.cli.printing import note, print_answer, progress
+from omnirelay.cli.stopping import Interrupted, heeding_signals
 
 _PAGE = 1_000
 
@@ -43,68 +41,80 @@ def drain(
 ) -> None:
     """Take all pending items out of a shard, into a file with one item a line.
 
-    Each page is safe in the file before the next is asked for. Leased items stay. `omnirelay restore` takes the file.
+    Each page is safe in the file before the next is asked for, and an interruption waits for the page that is on its
+    way. Leased items stay. `omnirelay restore` takes the file.
+
+    A file is the safe way. Nobody can say what became of items that went into a pipe: its reader may end with items
+    that it has read and not taken in. So with --to - all of them are in a file as well, which is named in the end and
+    stays until you remove it; only when stdout is a file itself is there no second one.
     """
-    taken = 0
-    with Client(url, namespace) as client:
+    remaining: int | None = None
+    with Client(url, namespace) as client, heeding_signals() as signals:
         client.call("stats")  # Before anything is made or taken: a node that is not there leaves no empty file.
-        with _created(to) as file, progress("drain") as move:
-            remaining = 1
-            while remaining > 0 and (items_max is None or taken < items_max):
-                wanted = _PAGE if items_max is None else min(_PAGE, items_max - taken)
-                try:
-                    answer = client.call("drain", {"maxItems": wanted, "pauseIntake": pause_intake})
-                except Stop as stop:
-                    raise _interrupted(stop, taken, to) from None
-                _keep(file, answer["items"], to)
-                taken += len(answer["items"])
-                remaining = answer["remainingCount"] if answer["items"] else 0
-                move(taken, taken + remaining)
-    note(f"drained {taken} items" + ("" if str(to) == "-" else f" to {to}") + f", {remaining} pending items remain")
+        with passed_on() if str(to) == "-" else kept_in(to) as kept, progress("drain") as move:
+            try:
+                while remaining != 0 and (items_max is None or kept.count < items_max):
+                    wanted = _PAGE if items_max is None else min(_PAGE, items_max - kept.count)
+                    with signals.held("the page that was asked for"):
+                        answer = client.call("drain", {"maxItems": wanted, "pauseIntake": pause_intake})
+                        remaining = answer["remainingCount"] if answer["items"] else 0
+                        _keep(kept, answer["items"], client)
+                    move(kept.count, kept.count + remaining)
+            except Stop as stop:
+                raise _broken_off(stop, kept) from None
+            except Interrupted as interrupted:
+                raise Stop(
+                    interrupted.exit_code, f"interrupted; {kept.said}, {_left(remaining)} remain in the shard"
+                ) from None
+            except KeyboardInterrupt:
+                raise Stop(INTERRUPTED, f"interrupted while a page was on its way; {kept.said}{_LOST}") from None
+    note(f"drained {kept.count} items{_where(to)}, {_left(remaining)} remain{_advice(kept, to)}")
 
 
-@contextmanager
-def _created(path: Path) -> Iterator[BinaryIO]:
-    if str(path) == "-":
-        yield sys.stdout.buffer
-        return
+_LOST = ", and if the last page was taken, its items are in the node's log only (omnirelay log export)"
+
+
+def _keep(kept: Kept, items: list[Any], client: Client) -> None:
+    """Keep a page, or give it back to the shard that it came from."""
     try:
-        file = path.open("xb")
-    except FileExistsError:
-        raise usage(f"{path} exists already and is not overwritten") from None
-    except OSError as error:
-        raise usage(f"cannot write {path}: {error.strerror or error}") from None
-    with file:
-        yield file
-        # The name of the file has to last as well as its content.
-        directory = os.open(path.parent, os.O_RDONLY)
+        kept.keep(items)
+    except NotKept as why:
+        text = f"cannot write {kept.path}: {why}"
+
+        def send(_: list[int], part: list[Any], __: int) -> None:
+            client.call("restore", {"items": part})
+
         try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            send_in_parts([0] * len(items), items, 0, send, Size(len(items)))
+        except Stop as stop:
+            raise Stop(
+                FAILED,
+                f"{text}; the {len(items)} items drained last could not be put back ({stop.message}) and are in the"
+                f" node's log only (omnirelay log export); {kept.said}",
+            ) from None
+        raise Stop(FAILED, f"{text}; the {len(items)} items drained last were put back; {kept.said}") from None
 
 
-def _keep(file: BinaryIO, items: list[Any], to: Path) -> None:
-    """Write a page and have it on the disk. These items are nowhere else any more but in the log."""
-    text = "".join(json.dumps(item, ensure_ascii=False, separators=(",", ":")) + "\n" for item in items).encode()
-    try:
-        file.write(text)
-        file.flush()
-        if str(to) != "-":
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise Stop(
-            FAILED,
-            f"cannot write {to}: {error.strerror or error}; the {len(items)} items drained last are in the node's log"
-            " only (omnirelay log export)",
-        ) from None
-
-
-def _interrupted(stop: Stop, taken: int, to: Path) -> Stop:
-    stop.message += f"; {taken} drained items are safe in {to}"
+def _broken_off(stop: Stop, kept: Kept) -> Stop:
+    if kept.said not in stop.message:
+        stop.message += f"; {kept.said}"
     if stop.exit_code == UNREACHABLE:
-        stop.message += ", and if the last page was taken, its items are in the node's log only (omnirelay log export)"
+        stop.message += _LOST
     return stop
+
+
+def _left(remaining: int | None) -> str:
+    return "the pending items" if remaining is None else f"{remaining} pending items"
+
+
+def _where(to: Path) -> str:
+    return " to stdout" if str(to) == "-" else f" to {to}"
+
+
+def _advice(kept: Kept, to: Path) -> str:
+    if str(to) != "-" or not kept.path.exists():
+        return ""
+    return f"; all of them are in {kept.path}, too: remove it when whoever reads stdout has taken them in"
 
 
 _RESTORE = """
@@ -115,39 +125,56 @@ _RESTORE = """
 
 def restore(
     source: Annotated[Path, typer.Option("--from", help="A file that drain wrote, or - for stdin.", metavar="FILE")],
-    batch: Annotated[int, typer.Option("--batch", help="Items per call.", min=1, max=10_000)] = 500,
+    batch: Annotated[int, typer.Option("--batch", help="Most items per call.", min=1, max=10_000)] = 500,
     url: Url = DEFAULT_URL,
     namespace: Namespace = DEFAULT_NAMESPACE,
     output: Output = Format.TABLE,
 ) -> None:
     """Take drained items in. One that is there already is counted as a duplicate, so a repeat does no harm.
 
-    One whose id stands for another item there comes in under a new id, and is named with both by `-o json`.
+    One whose id stands for another item there comes in under a new id, and is named with both by `-o json`. Nothing is
+    read before the node has answered. An interruption waits for the call under way, and with --from - for the end of
+    the input: what was read from a pipe cannot be read again.
     """
     restored = duplicates = 0
     renumbered: list[dict[str, int]] = []
     with (
-        opened(source) as (file, total),
         Client(url, namespace) as client,
+        opened(source) as (file, total),
         progress("restore", total, in_bytes=True) as move,
+        heeding_signals() as signals,
     ):
-        try:
-            for lines, items, read in batches(file, batch, _pending):
-                try:
-                    answer = client.call("restore", {"items": items})
-                except Refusal as refusal:
-                    raise at_line(refusal, lines) from None
+        client.call("stats")
+
+        def send(_: list[int], items: list[Any], read: int) -> None:
+            nonlocal restored, duplicates
+            with signals.held("the answer to the last call"):
+                answer = client.call("restore", {"items": items})
                 restored += answer["restoredCount"]
                 duplicates += answer["duplicateCount"]
-                renumbered += answer.get("renumbered", [])
-                move(read, None)
+                renumbered.extend(answer.get("renumbered", []))
+            move(read, None)
+
+        to_the_end: AbstractContextManager[None] = (
+            signals.held("the end of the input") if str(source) == "-" else nullcontext()
+        )
+        try:
+            with to_the_end:
+                send_all(file, batch, _pending, send)
         except BadLine as bad:
             raise Stop(
-                USAGE, f"line {bad.number} of {source} {bad.why}; {_so_far(restored, duplicates)}", "bad-line"
+                USAGE, f"line {bad.number} of {source} {bad.why}; {_so_far(restored, duplicates, source)}", "bad-line"
             ) from None
         except Stop as stop:
-            stop.message += f"; {_so_far(restored, duplicates)}"
+            stop.message += f"; {_so_far(restored, duplicates, source)}"
             raise
+        except Interrupted as interrupted:
+            so_far = _so_far(restored, duplicates, source)
+            if str(source) == "-":
+                so_far = f"the input is in to its end, {restored} were restored and {duplicates} were there already"
+            raise Stop(interrupted.exit_code, f"interrupted; {so_far}") from None
+        except KeyboardInterrupt:
+            raise Stop(INTERRUPTED, f"interrupted; {_so_far(restored, duplicates, source)}") from None
     counts: dict[str, Any] = {"restoredCount": restored, "duplicateCount": duplicates}
     text = f"restored {restored} items, {duplicates} were there already"
     if renumbered:
@@ -162,5 +189,6 @@ def _pending(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _so_far(restored: int, duplicates: int) -> str:
-    return f"{restored} were restored before it and {duplicates} were there already; repeat with the whole file"
+def _so_far(restored: int, duplicates: int, source: Path) -> str:
+    again = "all of the items (drain names the file that has them)" if str(source) == "-" else "the whole file"
+    return f"{restored} were restored before it and {duplicates} were there already; repeat with {again}"
