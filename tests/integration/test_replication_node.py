@@ -162,7 +162,11 @@ async def test_sinks_are_handled_by_procedures() -> None:
     async with node_with(sink("one"), sink("two")) as node, Http(node) as http, Http(node, "replication") as control:
         await http.call("enqueue", ITEM)
         await caught_up(node)
-        assert [each["sink"] for each in (await control.call("status"))["sinks"]] == ["one", "two"]
+        status = await control.call("status")
+        assert [each["sink"] for each in status["sinks"]] == ["one", "two"]
+        assert (await control.client.get("/omnirelay/control/replication")).json() == status
+        assert None not in status["sinks"][0].values(), "what there is none of is left out"
+        assert (status["sinks"][0]["lagBytes"], status["sinks"][0]["requirementDropped"]) == (0, False)
         [paused] = (await control.call("pause", {"sink": "one"}))["sinks"]
         assert (paused["sink"], paused["state"]) == ("one", "paused")
         await http.call("enqueue", ITEM)

@@ -146,7 +146,7 @@ def _sinks(sinks: list[dict[str, Any]]) -> RenderableType | str:
             each["ratePerSecond"],
             each["failures"],
             each["parked"],
-            each["lastError"],
+            each.get("lastError"),
         )
         for each in sinks
     ]

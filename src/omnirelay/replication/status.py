@@ -16,8 +16,8 @@ SinkState = Literal["starting", "running", "retrying", "stalled", "failed", "pau
 _WINDOW_S: Final = 60.0
 
 
-class FollowStatus(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
-    """How a sink is doing."""
+class FollowStatus(msgspec.Struct, rename="camel", frozen=True, kw_only=True, omit_defaults=True):
+    """How a sink is doing. Only what there may be none of has a default: it is left out of answers then."""
 
     sink: str
     shard: str
@@ -30,9 +30,9 @@ class FollowStatus(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     failures: int
     parked: int
     required: bool
-    lag_bytes: int = 0
+    lag_bytes: int
     """Bytes of the log that are not delivered yet."""
-    requirement_dropped: bool = False
+    requirement_dropped: bool
     """It is required and holds back more of the log than it may: for now it counts as optional."""
     closes_intake: str | None = None
     """Why it keeps the intake of its shard closed, when it does."""
