@@ -7,6 +7,7 @@
     ├── PermissionDenied     the token belongs to somebody else, or the caller may not do this
     ├── NotFound             no such item, or it was forgotten
     ├── ResourceExhausted    no room; try again after `retry_after_ms`
+    │   └── RequestIdsFull   no further request id can be remembered; items without one still come in
     ├── Unavailable          not here, not now; try again
     │   ├── LogUnavailable   a definite failure: nothing was written
     │   ├── LogOutcomeUnknown  a flush failed: nobody knows what is on the disk
@@ -110,6 +111,12 @@ class NotFound(OmniRelayError):
 class ResourceExhausted(OmniRelayError):
     status = Status.RESOURCE_EXHAUSTED
     default_code = "error.resourcelease.backpressure"
+
+
+class RequestIdsFull(ResourceExhausted):
+    """As many request ids are remembered as may be. That is no lack of room: the same items come in without ids."""
+
+    default_code = "error.resourcelease.request_ids_full"
 
 
 class Unavailable(OmniRelayError):

@@ -23,6 +23,7 @@ from omnirelay.errors import (
     InvalidArgument,
     NotFound,
     PermissionDenied,
+    RequestIdsFull,
     ResourceExhausted,
     Unavailable,
     Unimplemented,
@@ -212,6 +213,22 @@ async def test_enqueues_that_wait_hold_up_no_acknowledgement(mode: Any) -> None:
         for each in left:
             each.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+
+
+@both_ways
+async def test_a_node_that_can_remember_no_further_id_is_asked_once_more_without_at_once(mode: Any) -> None:
+    options = QueueOptions(request_id_max=2, request_id_retention_ms=600_000)
+    async with running_node(options=options) as node, Client(node.url, mode=mode, timeout_ms=600_000) as client:
+        await client.enqueue_many(items(2))
+        async with asyncio.timeout(PATIENCE_S):  # Much less than the time the call has.
+            assert (await client.enqueue("table", "third")).sequence_id == 3
+            assert [each.sequence_id for each in await client.enqueue_many(items(3))] == [4, 5, 6]
+        with pytest.raises(RequestIdsFull):
+            await client.enqueue("table", "mine", request_id="mine", timeout_ms=100)
+        client.timeout_ms = 100
+        [lease] = await client.lease()
+        with pytest.raises(RequestIdsFull):
+            await client.complete(lease, follow_ups=items(1, request_id="mine"))
 
 
 async def test_a_lease_that_comes_when_its_caller_has_gone_is_given_back() -> None:

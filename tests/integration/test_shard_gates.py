@@ -13,7 +13,7 @@ from omnirelay.core.options import Limit, QueueOptions
 from omnirelay.core.payload import Caller, NewItem, Payload
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
-from omnirelay.errors import InvalidArgument, ResourceExhausted, Unavailable
+from omnirelay.errors import InvalidArgument, RequestIdsFull, ResourceExhausted, Unavailable
 from omnirelay.log import MemoryLog
 from omnirelay.testing.clock import FakeClock, settle
 from tests.integration.shards import (
@@ -182,6 +182,30 @@ async def test_an_enqueue_that_could_never_fit_is_refused_at_once_and_holds_nobo
     if waiting is not None:
         await soon(waiting)
     await shard.enqueue(item("next"))
+    await shard.close()
+
+
+async def test_a_full_table_of_request_ids_refuses_those_that_bring_one_and_holds_nobody_up() -> None:
+    shard, _ = await open_shard(QueueOptions(request_id_max=1))
+    await shard.enqueue(item("a", request_id="r1"))
+    with pytest.raises(RequestIdsFull) as refused:
+        await soon(start(shard.enqueue(item("b", request_id="r2"), wait_ms=60_000)))
+    assert refused.value.code == "error.resourcelease.request_ids_full"
+    assert (refused.value.details["field"], refused.value.details["limit"]) == ("requestId", 1)
+    await soon(shard.enqueue(item("b")))
+    assert (await soon(shard.enqueue(item("a", request_id="r1")))).results[0].duplicate
+    await shard.close()
+
+
+async def test_a_full_table_of_request_ids_refuses_at_once_also_behind_others_that_wait() -> None:
+    shard, _ = await open_shard(QueueOptions(capacity=1, request_id_max=1))
+    await shard.enqueue(item("a", request_id="r1"))
+    waiting = start(shard.enqueue(item("late"), wait_ms=60_000))
+    await settle()
+    with pytest.raises(RequestIdsFull):
+        await soon(start(shard.enqueue(item("b", request_id="r2"), wait_ms=60_000)))
+    assert not waiting.done()
+    waiting.cancel()
     await shard.close()
 
 

@@ -160,7 +160,7 @@ class ModelBase:
             raise Refused("resourcelease.requestId.invalid")
         missing = len(self.requests) + len(named) - self.options["request_id_max"]
         if named and missing > len(self.spare_requests(now)):
-            raise Refused("error.resourcelease.backpressure")
+            raise Refused("error.resourcelease.request_ids_full")
         return results, fresh
 
     def take_in(self, fresh: list[tuple[int, Record]], who: Who, now: int, parent: int | None) -> None:

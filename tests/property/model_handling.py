@@ -106,7 +106,7 @@ class Model(WorkModel):
         missing = len(self.requests) + len(new_requests) - self.options["request_id_max"]
         coming_back = [item["request"] for item in fresh]
         if new_requests and missing > len([key for key in self.spare_requests(now) if key not in coming_back]):
-            raise Refused("error.resourcelease.backpressure")
+            raise Refused("error.resourcelease.request_ids_full")
         for given in fresh:
             self._bring_back(given, now)
             if given["last_token"] is not None and given["last_token"][3] is not None:

@@ -7,7 +7,7 @@ import pytest
 from omnirelay.core import commands as cmd
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import Caller, NewItem
-from omnirelay.errors import AlreadyExists, InvalidArgument, ResourceExhausted
+from omnirelay.errors import AlreadyExists, InvalidArgument, RequestIdsFull, ResourceExhausted
 from tests.builders import WORKER, Kernel, new_item
 
 ALICE, BOB = Caller(principal="alice"), Caller(principal="bob")
@@ -163,7 +163,7 @@ def test_a_full_table_refuses_ids_and_takes_items_without() -> None:
     kernel = Kernel(QueueOptions(request_id_max=1))
     kernel.enqueue(new_item("a", request_id="r1"))
     error = kernel.refusal(cmd.EnqueueItems([new_item("b", request_id="r2")]))
-    assert isinstance(error, ResourceExhausted)
+    assert isinstance(error, RequestIdsFull)
     assert error.details["field"] == "requestId"
     kernel.enqueue(new_item("b"))
     assert kernel.enqueue(new_item("a", request_id="r1")) == [1]

@@ -26,7 +26,15 @@ from omnirelay.client.linking import Linking, Mode
 from omnirelay.client.retrying import RetryBudget, pause_ms
 from omnirelay.client.watching import watch_events
 from omnirelay.core.payload import DEFAULT_PRIORITY, DEFAULT_WEIGHT, OwnershipToken
-from omnirelay.errors import DeadlineExceeded, LogOutcomeUnknown, OmniRelayError, ResourceExhausted, Unavailable
+from omnirelay.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    LogOutcomeUnknown,
+    OmniRelayError,
+    RequestIdsFull,
+    ResourceExhausted,
+    Unavailable,
+)
 from omnirelay.wire import answers as out
 from omnirelay.wire import requests as asked
 from omnirelay.wire.instants import instant
@@ -197,11 +205,11 @@ class Client:
                     added.append(wire)
         repeatable = all(wire.payload is not None and wire.payload.request_id is not None for wire in wires)
         try:
-            answer = await self._send_items(wires, wait_ms, timeout_ms, repeatable)
-        except ResourceExhausted as error:
-            if not added or error.details.get("field") != "requestId":
+            answer = await self._send_items(wires, wait_ms, timeout_ms, repeatable, ids_needed=not added)
+        except (RequestIdsFull, InvalidArgument) as error:
+            if not added or not _without_ids_it_fits(error):
                 raise
-            # The node cannot remember one more id. It refused, so nothing came in: once more, without those we added.
+            # The node cannot remember all of them. It refused, so nothing came in: once more, without those we added.
             for wire in added:
                 assert wire.payload is not None
                 wire.payload.request_id = None
@@ -213,8 +221,15 @@ class Client:
         return [out.EnqueueResult(sequence_id=answer.sequence_id, duplicate=answer.duplicate)]
 
     async def _send_items(
-        self, wires: list[asked.EnqueueItem], wait_ms: int | None, timeout_ms: int | None, repeatable: bool
+        self,
+        wires: list[asked.EnqueueItem],
+        wait_ms: int | None,
+        timeout_ms: int | None,
+        repeatable: bool,
+        *,
+        ids_needed: bool = True,
     ) -> out.EnqueueAnswer:
+        """Without `ids_needed` a node that cannot remember one more id is not asked again."""
         if len(wires) == 1:
             [wire] = wires
             request = asked.EnqueueRequest(
@@ -228,7 +243,9 @@ class Client:
             )
         else:
             request = asked.EnqueueRequest(items=list(wires), wait_ms=wait_ms)
-        return await self.call("enqueue", request, out.EnqueueAnswer, timeout_ms=timeout_ms, repeatable=repeatable)
+        attempt = self._attempt("enqueue", request, out.EnqueueAnswer)
+        final = () if ids_needed else (RequestIdsFull,)
+        return await self._with_retries(attempt, timeout_ms or self.timeout_ms, repeatable=repeatable, final=final)
 
     # -- leasing -------------------------------------------------------------------------------
 
@@ -465,17 +482,27 @@ class Client:
         repeatable: bool = True,
     ) -> A:
         """Any verb: send the request, read the answer. `repeatable`: carrying it out twice is as good as once."""
+        attempt = self._attempt(verb, request, answer)
+        return await self._with_retries(attempt, timeout_ms or self.timeout_ms, repeatable=repeatable)
+
+    def _attempt(self, verb: str, request: Any, answer: type[A]) -> Callable[[float], Awaitable[A]]:
         body = encoded(request)
 
         async def attempt(left_ms: float) -> A:
             connection = self._linking.live or await self._linking.connected(left_ms)
             return await connection.call(verb, body, left_ms, answer)
 
-        return await self._with_retries(attempt, timeout_ms or self.timeout_ms, repeatable=repeatable)
+        return attempt
 
     async def _with_retries(
-        self, attempt: Callable[[float], Awaitable[A]], timeout_ms: float, *, repeatable: bool
+        self,
+        attempt: Callable[[float], Awaitable[A]],
+        timeout_ms: float,
+        *,
+        repeatable: bool,
+        final: tuple[type[OmniRelayError], ...] = (),
     ) -> A:
+        """`final` are refusals that the caller wants to hear of at once."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_ms / 1000
         tried = 0
@@ -486,6 +513,8 @@ class Client:
             except TimeoutError:
                 raise DeadlineExceeded(f"no answer came within {timeout_ms:.0f} ms") from None
             except (Unavailable, ResourceExhausted) as error:
+                if isinstance(error, final):
+                    raise
                 if isinstance(error, ConnectionLost | LogOutcomeUnknown) and not repeatable:
                     raise  # It may have been carried out.
                 pause = pause_ms(min(tried, PAUSES_GROW), error.retry_after_ms)
@@ -513,6 +542,7 @@ def _ack(verb: str, lease: out.Lease | OwnershipToken, peer_id: str | None, **fi
 _STATUSES = {
     "error.resourcelease.not_owner": "PERMISSION_DENIED",
     "error.resourcelease.backpressure": "RESOURCE_EXHAUSTED",
+    RequestIdsFull.default_code: "RESOURCE_EXHAUSTED",
     "error.resourcelease.paused": "UNAVAILABLE",
     "error.resourcelease.draining": "UNAVAILABLE",
     "error.resourcelease.no_leader": "UNAVAILABLE",
@@ -531,6 +561,11 @@ def _refusal_of(outcome: out.Outcome) -> OmniRelayError:
     of_request = "INVALID_ARGUMENT" if code.startswith("resourcelease.") else "FAILED_PRECONDITION"
     status = _STATUSES.get(code, of_request)
     return error_of(out.ErrorBody(message=outcome.error_message or "refused", status=status, code=code))
+
+
+def _without_ids_it_fits(error: OmniRelayError) -> bool:
+    """Whether it is the number of request ids that a node refused, now or whenever."""
+    return isinstance(error, RequestIdsFull) or (error.details.get("field") == "requestId" and "limit" in error.details)
 
 
 def _moved(error: BaseException, before: int) -> BaseException:

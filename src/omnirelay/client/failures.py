@@ -14,6 +14,7 @@ from omnirelay.errors import (
     OmniRelayError,
     OutOfRange,
     PermissionDenied,
+    RequestIdsFull,
     ResourceExhausted,
     Status,
     Unavailable,
@@ -39,7 +40,7 @@ _CLASSES: dict[Status, type[OmniRelayError]] = {
     )
 }
 
-_CODES: dict[str, type[OmniRelayError]] = {LogOutcomeUnknown.default_code: LogOutcomeUnknown}
+_CODES: dict[str, type[OmniRelayError]] = {kind.default_code: kind for kind in (LogOutcomeUnknown, RequestIdsFull)}
 """Those that callers have to tell from others of the same status."""
 
 

@@ -20,7 +20,7 @@ from omnirelay.core.commands import (
 )
 from omnirelay.core.decide import Ids, acknowledge_all, apply, check_enqueue
 from omnirelay.core.intake import check_grant
-from omnirelay.core.rules.enqueue import check_size, is_repeat
+from omnirelay.core.rules.enqueue import check_request_ids, check_size, is_repeat
 from omnirelay.core.rules.grant import repeated_grants
 from omnirelay.core.state import State
 from omnirelay.engine.requests import (
@@ -181,6 +181,7 @@ class Decider:
             except ResourceExhausted as error:
                 refusal = error
         else:
+            check_request_ids(self.state, request.command, now_ms)
             refusal = self._enqueues.first().refusal
         assert refusal is not None
         if request.wait_ms <= 0 or refusal.code != NO_ROOM or not self._enqueues.join(request, refusal):

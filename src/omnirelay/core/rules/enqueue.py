@@ -18,7 +18,7 @@ from omnirelay.core.payload import Caller, NewItem
 from omnirelay.core.rules.closing import check_backpressure
 from omnirelay.core.rules.pausing import RETRY_AFTER_MS, check_intake
 from omnirelay.core.state import State
-from omnirelay.errors import AlreadyExists, ResourceExhausted
+from omnirelay.errors import AlreadyExists, RequestIdsFull, ResourceExhausted
 
 # What is asked for with every item; compiled code would look a name up in its module each time.
 _astuple: Final = astuple
@@ -108,6 +108,19 @@ def is_repeat(state: State, command: EnqueueItems) -> bool:
         item.payload.request_id is not None and request_key(principal, item.payload.request_id) in state.requests
         for item in command.items
     )
+
+
+def check_request_ids(state: State, command: EnqueueItems, now_ms: int) -> None:
+    """Refuse a valid call whose new request ids cannot be remembered now: waiting for room would not help it."""
+    principal = command.caller.principal
+    keys: set[bytes] = set()
+    for item in command.items:
+        request_id = item.payload.request_id
+        if request_id is not None:
+            key = request_key(principal, request_id)
+            if key not in state.requests:
+                keys.add(key)
+    check_request_room(state, len(keys), now_ms)
 
 
 def plan_items(
@@ -200,8 +213,8 @@ def check_request_room(state: State, wanted: int, now_ms: int, returning: Set[by
             missing -= 1
             if missing <= 0:
                 return
-    raise ResourceExhausted(
-        f"{len(state.requests)} request ids are remembered and none may be forgotten yet; "
+    raise RequestIdsFull(
+        f"{len(state.requests)} request ids are remembered and too few may be forgotten yet; "
         "try again later, send without requestId, or raise request_id_max",
         retry_after_ms=RETRY_AFTER_MS,
         field="requestId",
