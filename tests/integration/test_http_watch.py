@@ -23,7 +23,7 @@ Event = tuple[int, dict[str, Any]]
 
 
 def events_in(text: str) -> list[Event]:
-    """Without what tells that the stream is whole, which has no data."""
+    """Without what tells that the stream is whole."""
     events = []
     for block in text.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n") if line and not line.startswith(":"))

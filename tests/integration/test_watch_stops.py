@@ -78,7 +78,23 @@ async def test_a_watch_that_came_to_the_last_event_says_so() -> None:
         ends = {"from=1": last, "from=1&types=Completed": last, f"from={last + 5}": last + 4, "": last}
         for query, at in ends.items():
             response = await http.client.get(f"/v1/{SHARD}/watch?untilCaughtUp=true&{query}")
-            assert response.content.endswith(b"event: end\nid: %d\n\n" % at), query
+            assert response.content.endswith(b"event: end\nid: %d\ndata: {}\n\n" % at), query
+
+
+async def test_no_reader_takes_the_end_of_a_watch_for_an_event(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    async with running_node() as node, Client(node.url) as client:
+        last = await _filled(node)
+        numbers = list(range(1, last + 1))
+        watched = [event["sequenceNumber"] async for event in client.watch(1, until_caught_up=True)]
+        streamed = await asyncio.to_thread(lambda: list(tail._stream(node.url, SHARD, 1, None)))
+        exporting = spawned("log", "export", "--url", node.url, "--to-file", file)
+        _, said = await asyncio.to_thread(exporting.communicate, timeout=PATIENCE_S)
+    assert watched == numbers
+    assert [number for number, _ in streamed] == [*numbers, last]
+    assert [document is None for _, document in streamed] == [False] * last + [True]
+    assert exporting.returncode == 0, said
+    assert [msgspec.json.decode(line)["sequenceNumber"] for line in file.read_bytes().splitlines()] == numbers
 
 
 async def test_a_client_that_reads_all_there_is_goes_on_when_the_node_is_back(tmp_path: Path) -> None:

@@ -183,12 +183,12 @@ def _events(lines: Iterator[bytes]) -> Generator[tuple[str, bytes], None, bool]:
             kind = line[6:].strip()
         elif line.startswith(b"data:"):
             data.append(line[5:].strip())
+        elif not line and kind == b"end":
+            return True
         elif not line and data:
             text = b"\n".join(data)
             if kind == b"error":
                 raise refusal(500, json.loads(text), "")
             yield identity, text
             kind, data = b"", []
-        elif not line and kind == b"end":
-            return True
     return False

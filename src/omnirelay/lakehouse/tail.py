@@ -144,7 +144,8 @@ def _stream(url: str, shard: str, first: int, types: frozenset[str] | None) -> I
             if line.startswith(b"data:"):
                 if kind == b"error":
                     raise error_of(msgspec.json.decode(line[5:], type=ErrorBody))
-                yield number, line[5:].strip()
+                if kind != b"end":
+                    yield number, line[5:].strip()
             elif line.startswith(b"id:"):
                 number = int(line[3:])
             elif line.startswith(b"event:"):

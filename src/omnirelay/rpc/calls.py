@@ -91,11 +91,13 @@ class Message:
     body: bytes = b""
     id: str | None = None
     kind: str | None = None
-    """None is what the stream is for; others tell of the stream itself, and may have no body."""
+    """None is what the stream is for; others tell of the stream itself."""
 
 
 ENDED = "end"
-"""The kind of the last message of a stream that came to its end: a connection may end without a word, too."""
+"""The kind of the last message of a stream that came to its end: a connection may end without a word, too. Its body is
+an empty object: browsers pass over events without data.
+"""
 
 
 Messages = AsyncIterator[Message]

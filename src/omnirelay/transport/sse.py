@@ -117,5 +117,4 @@ def _event(message: Message) -> bytes:
     lines = b"" if message.kind is None else b"event: " + message.kind.encode() + b"\n"
     if message.id is not None:
         lines += b"id: " + message.id.encode() + b"\n"
-    # Readers pass over what has no data, and remember its id.
-    return lines + (b"data: " + message.body + b"\n\n" if message.body else b"\n")
+    return lines + b"data: " + message.body + b"\n\n"
