@@ -185,6 +185,18 @@ def test_config_shows_values_and_where_they_come_from(relay_without_node: Relay,
     assert line == ["node.port", "7171", "environment", "OMNIRELAY_NODE__PORT"]
 
 
+def test_config_obeys_the_same_environment_as_serve(tmp_path: Path) -> None:
+    config = tmp_path / "omnirelay.toml"
+    config.write_text("[node]\nport = 7272\n")
+    shown = run_omnirelay("config", "show", OMNIRELAY_CONFIG=str(config))
+    assert f"file {config}:2" in shown.stdout
+    validated = run_omnirelay("config", "validate", OMNIRELAY_CONFIG=str(config))
+    assert "7272" in validated.stdout
+    without = run_omnirelay("config", "validate")
+    assert without.returncode == 2
+    assert without.stderr == "error: say which configuration: --config FILE, or OMNIRELAY_CONFIG\n"
+
+
 def test_config_validates_and_has_a_schema(relay_without_node: Relay, tmp_path: Path) -> None:
     config = tmp_path / "omnirelay.toml"
     config.write_text("[node]\nport = 7171\n")

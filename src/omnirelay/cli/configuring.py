@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from omnirelay.cli.commands import TOOLS, command, new_group
-from omnirelay.cli.options import Format, Output
+from omnirelay.cli.exits import usage
+from omnirelay.cli.options import ConfigFile, Format, Output
 from omnirelay.cli.printing import print_answer, print_json, show, table
 
 
@@ -29,7 +28,7 @@ _SHOW = """
 
 
 def show_config(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="A TOML file.", metavar="FILE")] = None,
+    config: ConfigFile = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Show every key with its value and where that came from: a default, the file, or the environment."""
@@ -45,12 +44,12 @@ _VALIDATE = """
 """
 
 
-def validate(
-    config: Annotated[Path, typer.Option("--config", "-c", help="A TOML file.", metavar="FILE")],
-) -> None:
+def validate(config: ConfigFile = None) -> None:
     """Check a configuration and name everything that is wrong with it. Ends with 2 if anything is."""
     from omnirelay.node.loading import load
 
+    if config is None:
+        raise usage("say which configuration: --config FILE, or OMNIRELAY_CONFIG")
     settings = load(config, os.environ, {}).settings
     show(f"{config} is right: {', '.join(shard.namespace for shard in settings.shards)} on port {settings.node.port}")
 

@@ -44,6 +44,9 @@ Url = Annotated[str, typer.Option("--url", envvar="OMNIRELAY_URL", help="Address
 Namespace = Annotated[
     str, typer.Option("--namespace", "-n", envvar="OMNIRELAY_NAMESPACE", help="Namespace of the shard.", metavar="NS")
 ]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", envvar="OMNIRELAY_CONFIG", help="A TOML file.", metavar="FILE")
+]
 Output = Annotated[
     Format,
     typer.Option("--output", "-o", help="table: for people. json: the answer. jsonl: one object a line."),

@@ -12,7 +12,7 @@ import typer
 
 from omnirelay.cli.commands import RUNNING, command
 from omnirelay.cli.exits import Stop, usage
-from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL
+from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, ConfigFile
 from omnirelay.cli.printing import fields, note, show, stacked
 
 if TYPE_CHECKING:
@@ -101,9 +101,7 @@ _SERVE = """
 
 
 def serve(
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", envvar="OMNIRELAY_CONFIG", help="A TOML file.", metavar="FILE")
-    ] = None,
+    config: ConfigFile = None,
     host: Annotated[
         str | None, typer.Option("--host", help="Address to listen on. [127.0.0.1]", metavar="HOST")
     ] = None,
