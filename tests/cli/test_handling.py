@@ -42,6 +42,16 @@ def test_cancel_ends_a_pending_item_and_asks_for_a_running_one(relay: Relay) -> 
     assert relay.run("cancel", 99).code == 4
 
 
+def test_cancel_of_an_item_that_has_ended_otherwise_is_refused(relay: Relay) -> None:
+    relay.enqueue()
+    relay.ok("complete", relay.lease())
+    said = relay.run("cancel", 1)
+    assert (said.code, said.out) == (5, "item 1: is completed, there is nothing to cancel\n")
+    relay.enqueue()
+    relay.ok("cancel", 2)
+    assert relay.ok("cancel", 2).out == "item 2: cancelled\n"
+
+
 def test_pause_and_resume(relay: Relay) -> None:
     said = relay.ok("pause", "--type", "table", "--for", "10m", "--reason", "migrating")
     assert "type table" in said.out

@@ -9,7 +9,7 @@ import typer
 
 from omnirelay.cli.calling import Client
 from omnirelay.cli.commands import HANDLING, LOOKING, command
-from omnirelay.cli.exits import usage
+from omnirelay.cli.exits import REFUSED, Stop, usage
 from omnirelay.cli.options import (
     DEFAULT_NAMESPACE,
     DEFAULT_URL,
@@ -77,10 +77,13 @@ def cancel(
     namespace: Namespace = DEFAULT_NAMESPACE,
     output: Output = Format.TABLE,
 ) -> None:
-    """Cancel a pending item, or ask the owner of a running one to stop."""
+    """Cancel a pending item, or ask the owner of a running one to stop. Ends with 5 when it has ended otherwise."""
     with Client(url, namespace) as client:
         answer = client.call("cancel", {"sequenceId": sequence_id, "reason": reason, "force": force})
     print_answer(output, answer, None, lambda: f"item {sequence_id}: {_cancelled(answer)}")
+    # One that was cancelled before is what was asked for.
+    if not answer["success"] and answer["state"] != "cancelled":
+        raise Stop(REFUSED)
 
 
 def _cancelled(answer: dict[str, Any]) -> str:
