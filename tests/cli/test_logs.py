@@ -48,6 +48,19 @@ def test_tail_shows_the_progress_of_a_heartbeat(relay: Relay) -> None:
     assert 'progress={"fraction":0.5' in relay.ok("log", "tail", "--no-follow", "--types", "Heartbeat").out
 
 
+def test_tail_shows_what_is_in_a_list(relay: Relay, tmp_path: Path) -> None:
+    for name in range(12):
+        relay.enqueue(str(name))
+    first, rest = tmp_path / "first.jsonl", tmp_path / "rest.jsonl"
+    relay.ok("drain", "--to", first, "--max", 1)
+    relay.ok("drain", "--to", rest)
+    relay.ok("restore", "--from", rest)
+    lines = relay.ok("log", "tail", "--no-follow", "--from", 14).out.splitlines()
+    assert "=[1]" in lines[0]
+    assert "=[2,3,4,5,6,7,8,9,10,11,1 more]" in lines[1]
+    assert "=[11 objects]" in lines[2]
+
+
 def test_tail_follows_new_events(relay: Relay) -> None:
     arguments = ["--from", 2, "-o", "jsonl", "--url", relay.url, "--namespace", relay.namespace]
     tail = spawned("log", "tail", *arguments)

@@ -25,6 +25,9 @@ LogNamespace = Annotated[
     str | None,
     typer.Option("--namespace", "-n", envvar="OMNIRELAY_NAMESPACE", help="Namespace of the shard.", metavar="NS"),
 ]
+_LIST_MAX = 10
+"""Most elements of a list that stand in a line for people; `-o jsonl` has all of them."""
+
 Take = Callable[[int, bytes], bool]
 """Takes an event, its number and its JSON, and says whether more are wanted."""
 
@@ -95,8 +98,16 @@ def _brief(value: Any) -> str:
             return visible(f"{value['resourceType']}/{value['resourceId']}")
         return visible(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
     if isinstance(value, list):
-        return f"[{len(value)}]"
+        return _list(value)
     return cell(value)
+
+
+def _list(values: list[Any]) -> str:
+    """Numbers and names as they are, as many as fit a line; of anything larger only how many there are."""
+    if any(isinstance(value, (dict, list)) for value in values):
+        return f"[{len(values)} {'object' if len(values) == 1 else 'objects'}]"
+    shown = ",".join(cell(value) for value in values[:_LIST_MAX])
+    return f"[{shown},{len(values) - _LIST_MAX} more]" if len(values) > _LIST_MAX else f"[{shown}]"
 
 
 # -- where events come from ----------------------------------------------------------------------
