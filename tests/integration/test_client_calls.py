@@ -125,6 +125,50 @@ async def test_what_is_not_json_is_refused_here_and_the_connection_goes_on(mode:
         assert (await client.complete(lease)).success
 
 
+@both_ways
+async def test_text_is_no_body_and_no_result_and_every_kind_of_bytes_is(mode: Any) -> None:
+    """As JSON a text would be read as base64, and stored as other bytes."""
+    text: Any = "compact1"
+    async with running_node() as node, Client(node.url, mode=mode) as client:
+        with pytest.raises(InvalidArgument, match="body must be bytes, not str") as refused:
+            await client.enqueue("table", "a", body=text)
+        assert (refused.value.code, refused.value.details) == ("resourcelease.body.invalid", {"field": "body"})
+        with pytest.raises(InvalidArgument) as among_many:
+            await client.enqueue_many([*items(2), *items(1, body=text)])
+        assert among_many.value.details["index"] == 2
+        assert (await client.stats()).pending_count == 0
+        for body in (b"1", bytearray(b"2"), memoryview(b"3")):
+            await client.enqueue("table", "a", body=body)
+        leases = await client.lease(max_items=3)
+        assert [lease.payload.body for lease in leases] == [b"1", b"2", b"3"]
+        with pytest.raises(InvalidArgument, match="result must be bytes"):
+            await client.complete(leases[0], result=text)
+        with pytest.raises(InvalidArgument, match="body must be bytes"):
+            await client.complete(leases[0], follow_ups=items(1, body=text))
+        with pytest.raises(InvalidArgument, match="body must be bytes"):
+            await client.edit(1, "table", "a", body=text)
+        assert (await client.complete(leases[0], result=bytearray(b"done"))).success
+        assert (await client.get(1)).result == b"done"
+
+
+async def test_a_single_text_is_not_taken_for_a_list_of_its_letters() -> None:
+    async with running_node() as node, Client(node.url) as client:
+        await client.enqueue("table", "a", attributes={"tenant": "acme"})
+        for wrong in (
+            client.lease(resource_types="table"),
+            client.lease(tenants="acme"),
+            client.lease(tenants=7),  # type: ignore[arg-type]
+            client.redrive("12"),  # type: ignore[arg-type]
+            client.purge("12"),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(InvalidArgument, match="must be a list"):
+                await wrong
+        with pytest.raises(InvalidArgument, match="must be a list"):
+            client.watch(types="Enqueue")
+        [lease] = await client.lease(resource_types=("table",), tenants={"acme"})  # type: ignore[arg-type]
+        assert (await client.complete(lease)).success
+
+
 async def test_what_is_too_large_for_a_message_disturbs_no_other_call() -> None:
     async with running_node() as node, Client(node.url) as client:
         waiting = asyncio.ensure_future(client.lease(wait_ms=20_000))

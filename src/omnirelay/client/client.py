@@ -13,15 +13,15 @@ out once. Cancelling a call stops waiting for it; what the node has taken in by 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-import msgspec
-
+from omnirelay.client.arguments import Bytes, as_bytes, as_list
 from omnirelay.client.connections import encoded
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
+from omnirelay.client.items import ItemSpec as ItemSpec
+from omnirelay.client.items import in_batches, new_request_id
 from omnirelay.client.linking import Linking, Mode
 from omnirelay.client.retrying import RetryBudget, pause_ms
 from omnirelay.client.watching import watch_events
@@ -42,53 +42,11 @@ from omnirelay.wire.streams import StreamAck
 
 DEFAULT_URL = "http://127.0.0.1:7070"
 TIMEOUT_MS = 30_000
-BATCH_ITEMS = 1_000
-BATCH_BYTES = 3 * 1024 * 1024
 BATCHES_IN_FLIGHT = 4
 PAUSES_GROW = 10
 RESENT_FREELY = 3
 
 A = TypeVar("A")
-
-
-class ItemSpec(msgspec.Struct, kw_only=True):
-    """One item for `enqueue_many`; the fields are those of `Client.enqueue`."""
-
-    resource_type: str
-    resource_id: str
-    body: bytes = b""
-    encoding: str | None = None
-    partition_key: str | None = None
-    attributes: dict[str, str] | None = None
-    request_id: str | None = None
-    priority: int = DEFAULT_PRIORITY
-    weight: int = DEFAULT_WEIGHT
-    delay_ms: int | None = None
-    not_before_ms: int | None = None
-    max_attempts: int | None = None
-
-    def wire(self) -> asked.EnqueueItem:
-        return asked.EnqueueItem(
-            payload=asked.IncomingPayload(
-                resource_type=self.resource_type,
-                resource_id=self.resource_id,
-                partition_key=self.partition_key,
-                payload_encoding=self.encoding,
-                body=self.body,
-                attributes=self.attributes,
-                request_id=self.request_id,
-            ),
-            priority=self.priority,
-            weight=self.weight,
-            delay_ms=self.delay_ms,
-            not_before=None if self.not_before_ms is None else instant(self.not_before_ms),
-            max_attempts=self.max_attempts,
-        )
-
-
-def new_request_id() -> str:
-    """Random, and as long as a UUID; that class would take six times as long."""
-    return os.urandom(16).hex()
 
 
 def token_of(lease: out.Lease | OwnershipToken) -> OwnershipToken:
@@ -141,7 +99,7 @@ class Client:
         resource_type: str,
         resource_id: str,
         *,
-        body: bytes = b"",
+        body: Bytes = b"",
         encoding: str | None = None,
         partition_key: str | None = None,
         attributes: dict[str, str] | None = None,
@@ -180,7 +138,7 @@ class Client:
         On an error the batches before the one that failed are in; with request ids a repeat of the call is safe.
         """
         results: list[out.EnqueueResult] = []
-        batches = _batches(items)
+        batches = in_batches(items)
         for start in range(0, len(batches), BATCHES_IN_FLIGHT):
             part = batches[start : start + BATCHES_IN_FLIGHT]
             ended = await asyncio.gather(
@@ -266,8 +224,8 @@ class Client:
             max_items=max_items,
             wait_ms=wait_ms,
             lease_duration_ms=lease_duration_ms,
-            resource_types=None if resource_types is None else list(resource_types),
-            tenants=None if tenants is None else list(tenants),
+            resource_types=as_list("resourceTypes", resource_types),
+            tenants=as_list("tenants", tenants),
             request_id=request_id or new_request_id(),
         )
         answer = await self.call("lease", request, out.LeaseAnswer, timeout_ms=wait_ms + self.timeout_ms)
@@ -291,15 +249,16 @@ class Client:
         self,
         lease: out.Lease | OwnershipToken,
         *,
-        result: bytes | None = None,
+        result: Bytes | None = None,
         result_encoding: str | None = None,
         follow_ups: Sequence[ItemSpec] | None = None,
         peer_id: str | None = None,
     ) -> out.Outcome:
         """End the item well. Follow-ups come in with it, or not at all."""
         wires = None if follow_ups is None else [each.wire() for each in follow_ups]
+        data = None if result is None else as_bytes("result", result)
         return await self.acknowledge(
-            _ack("complete", lease, peer_id, result=result, result_encoding=result_encoding, follow_ups=wires)
+            _ack("complete", lease, peer_id, result=data, result_encoding=result_encoding, follow_ups=wires)
         )
 
     async def fail(
@@ -412,7 +371,7 @@ class Client:
         resource_type: str,
         resource_id: str,
         *,
-        body: bytes = b"",
+        body: Bytes = b"",
         encoding: str | None = None,
         partition_key: str | None = None,
         attributes: dict[str, str] | None = None,
@@ -424,7 +383,7 @@ class Client:
             resource_id=resource_id,
             partition_key=partition_key,
             payload_encoding=encoding,
-            body=body,
+            body=as_bytes("body", body),
             attributes=attributes,
             request_id=request_id,
         )
@@ -433,13 +392,13 @@ class Client:
 
     async def redrive(self, sequence_ids: Sequence[int] | None = None, *, rate_per_second: float | None = None) -> int:
         """Make dead letters pending again; without ids all of them."""
-        ids = None if sequence_ids is None else list(sequence_ids)
+        ids = as_list("sequenceIds", sequence_ids)
         request = asked.RedriveRequest(sequence_ids=ids, all=ids is None, rate_per_second=rate_per_second)
         return (await self.call("redrive", request, out.RedriveAnswer)).redriven_count
 
     async def purge(self, sequence_ids: Sequence[int]) -> int:
         """Forget dead letters for good."""
-        request = asked.PurgeRequest(sequence_ids=list(sequence_ids))
+        request = asked.PurgeRequest(sequence_ids=as_list("sequenceIds", sequence_ids))
         return (await self.call("purge", request, out.PurgeAnswer)).purged_count
 
     # -- looking -------------------------------------------------------------------------------
@@ -468,7 +427,7 @@ class Client:
         self, from_sequence: int | None = None, *, types: Sequence[str] | None = None, until_caught_up: bool = False
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Every durable event from there on, in order; goes on by itself after the connection broke."""
-        return watch_events(self.url, self.namespace, from_sequence, types, until_caught_up)
+        return watch_events(self.url, self.namespace, from_sequence, as_list("types", types), until_caught_up)
 
     # -- how it is done ------------------------------------------------------------------------
 
@@ -573,17 +532,3 @@ def _moved(error: BaseException, before: int) -> BaseException:
     if isinstance(error, OmniRelayError) and str(error.details.get("index", "")).isdigit():
         error.details["index"] = int(str(error.details["index"])) + before
     return error
-
-
-def _batches(items: Sequence[ItemSpec]) -> list[list[ItemSpec]]:
-    """Items in batches that fit one call."""
-    batches: list[list[ItemSpec]] = [[]]
-    size = 0
-    for item in items:
-        weight = len(item.body) * 4 // 3 + 1_024
-        if batches[-1] and (len(batches[-1]) >= BATCH_ITEMS or size + weight > BATCH_BYTES):
-            batches.append([])
-            size = 0
-        batches[-1].append(item)
-        size += weight
-    return [batch for batch in batches if batch]
