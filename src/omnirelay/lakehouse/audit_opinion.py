@@ -83,10 +83,10 @@ class SqlOpinion:
         if not self._plans:
             return SqlResult([], {}, self._remarks)
         events = self._events()
-        shards, history = self._shards(events)
+        shards, history, kinds = self._shards(events)
         self._report("sql: options and takeovers known")
         named = audit_sql_gates.gated(history)
-        rows = audit_sql.followed(audit_sql.item_rows(events, named=named), shards)
+        rows = audit_sql.followed(audit_sql.item_rows(events, kinds, named=named), shards)
         frames = audit_sql.per_frame(rows).persist()
         try:
             totals = self._totals(frames)
@@ -125,8 +125,8 @@ class SqlOpinion:
     def _cut(self, plan: ShardPlan) -> bool:
         return plan.last < self._entries[plan.shard][-1].last
 
-    def _shards(self, events: DataFrame) -> tuple[DataFrame, audit_sql_gates.History]:
-        """What is to be known of each shard, and its options over time."""
+    def _shards(self, events: DataFrame) -> tuple[DataFrame, audit_sql_gates.History, set[str]]:
+        """What is to be known of each shard, its options over time, and the types of all events."""
         down_ms = F.unix_millis("timestamp") - F.unix_millis("down_from")
         special = F.when(
             audit_sql.is_kind("OptionsChanged", "LeaderElected"), F.struct("sequence", "options", down_ms.alias("ms"))
@@ -134,7 +134,11 @@ class SqlOpinion:
         known = {
             row["shard"]: row
             for row in events.groupBy("shard")
-            .agg(F.max(F.unix_millis("timestamp")).alias("end_ms"), F.collect_list(special).alias("special"))
+            .agg(
+                F.max(F.unix_millis("timestamp")).alias("end_ms"),
+                F.collect_list(special).alias("special"),
+                F.collect_set("event_type").alias("kinds"),
+            )
             .collect()
         }
         history: dict[str, list[tuple[int, QueueOptions]]] = {}
@@ -151,7 +155,8 @@ class SqlOpinion:
             end_ms = None if row is None else row["end_ms"]
             before = (plan.anchor.sequence, plan.anchor.generation, plan.begin_chain)
             values.append((shard, plan.whole, plan.first, self._cut(plan), *before, end_ms, leader, shift))
-        return self._spark.createDataFrame(values, _SHARDS), history
+        kinds = {kind for row in known.values() for kind in row["kinds"]}
+        return self._spark.createDataFrame(values, _SHARDS), history, kinds
 
     def _totals(self, frames: DataFrame) -> dict[str, dict[str, Any]]:
         names = ("wrong", "wrong_fence", *audit_sql.STATES.values())

@@ -8,7 +8,7 @@ rows looked at again, to name them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from typing import Final
 
@@ -77,9 +77,17 @@ def _of_kind(values: Sequence[int]) -> Column:
     return F.element_at(F.array(*(F.lit(value) for value in values)), F.col("kind") + 1)
 
 
-def item_rows(events: DataFrame, *, named: bool) -> DataFrame:
-    """A row for each item that an event names; with `named` also what keys and limits are about."""
-    return reduce(DataFrame.unionByName, (_single(events, named), _listed(events, named), _restored(events, named)))
+def item_rows(events: DataFrame, kinds: Collection[str], *, named: bool) -> DataFrame:
+    """A row for each item that an event names; with `named` also what keys and limits are about.
+
+    `kinds` are the types of all events that there are: each way to name items is another scan of them.
+    """
+    ways = [_single(events, named)]
+    if not set(_LISTED).isdisjoint(kinds):
+        ways.append(_listed(events, named))
+    if "RestoreSnapshot" in kinds:
+        ways.append(_restored(events, named))
+    return reduce(DataFrame.unionByName, ways)
 
 
 def _shaped(rows: DataFrame, named: bool, **given: Column) -> DataFrame:
@@ -136,7 +144,8 @@ def followed(rows: DataFrame, shards: DataFrame) -> DataFrame:
     `shards` has for each shard: `whole`, `first`, `end_ms`, `leader` (the last takeover) and `shift_ms` (how far
     takeovers moved leases in all).
     """
-    by_item = Window.partitionBy("shard", "item").orderBy("sequence")
+    # Items first: rows are sorted by the beginning of the key, and that of a shard is the same for all of its rows.
+    by_item = Window.partitionBy("item", "shard").orderBy("sequence")
     earlier = by_item.rowsBetween(Window.unboundedPreceding, -1)
     rows = rows.withColumn("state", _of_kind([after for after, _ in _KINDS.values()])).withColumns(
         {

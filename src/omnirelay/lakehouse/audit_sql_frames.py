@@ -47,11 +47,17 @@ def _told(rule: str, what: Column) -> Column:
     return F.struct(F.lit(rule).alias("rule"), what.alias("what"))
 
 
+def _begins_frame() -> Column:
+    """That a row is one with the bytes of its frame, without reading them: they are most of a segment."""
+    return F.col("chain").isNotNull() | (F.col("sequence") == F.col("frame_first"))
+
+
 def off_chain(events: DataFrame, shards: DataFrame) -> DataFrame:
     """Frames whose chain is not the hash of the chain before them and their bytes. `shards`: `first`, `begin_chain`."""
     frames = events.where(F.col("frame").isNotNull())
     links = (
-        frames.select("shard", "frame_first", "chain")
+        events.where(_begins_frame())
+        .select("shard", "frame_first", "chain")
         .withColumn("before", F.lag("chain").over(Window.partitionBy("shard").orderBy("frame_first")))
         .join(F.broadcast(shards), "shard")
         .select("shard", "frame_first", "first", F.coalesce("before", "begin_chain").alias("before"))
@@ -78,7 +84,7 @@ def off_depth(events: DataFrame, frames: DataFrame, shards: DataFrame) -> DataFr
     """
     by_shard = Window.partitionBy("shard").orderBy("frame_first")
     so_far = by_shard.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    told_by = events.where(F.col("frame").isNotNull()).select("shard", "frame_first", "queue_pending", "queue_active")
+    told_by = events.where(_begins_frame()).select("shard", "frame_first", "queue_pending", "queue_active")
     rows = (
         frames.withColumn("pending_now", F.sum("more_pending").over(so_far))
         .withColumn("leased_now", F.sum("more_leased").over(so_far))

@@ -30,7 +30,7 @@ def gated(history: History) -> bool:
 
 def beyond_gates(rows: DataFrame, history: History) -> list[DataFrame]:
     """Grants that a key or a limit should have kept back. `rows` are those of `followed`, with names."""
-    by_item = Window.partitionBy("shard", "item").orderBy("sequence")
+    by_item = Window.partitionBy("item", "shard").orderBy("sequence")
     so_far = by_item.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     for name in ("resource_type", "resource_id", "partition_key", "attributes", "weight"):
         rows = rows.withColumn(name, F.last(name, ignorenulls=True).over(so_far))
