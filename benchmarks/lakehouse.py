@@ -4,8 +4,8 @@
 
 Logs of 1,000,000 and 10,000,000 events (one of 100,000 with --quick), written by the engine, become segments. Each is
 scanned by Spark alone, by the data source `omnirelay`, and once it is bronze as Delta; then the pipeline makes every
-table, the log is audited, and the pipeline runs again after another 1 % has come in. All in one process, which the
-memory is measured of, Java included.
+table, the log is audited, and the pipeline runs again twice: after a shard has gone on by 1 %, and after as much of a
+new shard has come in. All in one process, which the memory is measured of, Java included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from benchmarks.lakehouse_log import write_log
+from benchmarks.lakehouse_log import Later, write_log
 from benchmarks.lakehouse_memory import PeakMemory
 from benchmarks.lakehouse_tail import TAIL_EVENTS, tail_node
 from benchmarks.machine import Load, environment
@@ -131,23 +131,30 @@ def print_sizes(place: Place) -> None:
         print(f"    {name:<22} {size / 1e6:>12,.1f} MB {size / place.events:>9.1f} bytes an event")
 
 
-def measure_increment(place: Place, whole: Row) -> list[Row]:
-    """Another part of the log: it should cost that part of the time, and not more."""
-    new = place.events // INCREMENT
-    written = asyncio.run(write_log(place.segments, new, name="more"))
+def measure_increments(place: Place, later: Path, more: int, whole: Row) -> list[Row]:
+    """Other parts of the log: each should cost that part of the time, and not more."""
+    place = msgspec.structs.replace(place, segments=later)
+    rows = [measure_increment(place, "incremental, same shard", more, whole)]
+    written = asyncio.run(write_log(later, place.events // INCREMENT, name="more"))
+    return [*rows, measure_increment(place, "incremental, new shard", written.events, whole)]
+
+
+def measure_increment(place: Place, name: str, events: int, whole: Row) -> Row:
     found: list[Summary] = []
-    row = timed(f"incremental, 1 in {INCREMENT}", written.events, lambda: found.append(place.pipeline.run()))
-    print(f"    {row.seconds / whole.seconds:.1%} of the time of everything, for {written.events / place.events:.1%}")
+    row = timed(name, events, lambda: found.append(place.pipeline.run()))
+    assert found[0].events == events, "what was written is what came in"
+    print(f"    {row.seconds / whole.seconds:.1%} of the time of everything, for {events / place.events:.1%}")
     for step in found[0].steps:
         print(f"    {step.table:<22} {'':>12} {step.seconds:>9.2f}")
-    return [row]
+    return row
 
 
 def measure(spark: SparkSession, directory: Path, events: int) -> list[Row]:
     """Everything for one size."""
     segments = directory / "segments"
+    later = Later(directory / "later", events // INCREMENT)
     began = time.perf_counter()
-    written = asyncio.run(write_log(segments, events))
+    written = asyncio.run(write_log(segments, events, later=later))
     size = sum(path.stat().st_size for path in segments.rglob("*.parquet"))
     print(f"\n{written.events:,} events in {written.segments} segments, {size / 1e6:,.0f} MB, written in", end=" ")
     print(f"{time.perf_counter() - began:.0f} s\n  {'':<24} {'events':>12} {'seconds':>9} {'events/s':>12}")
@@ -156,7 +163,7 @@ def measure(spark: SparkSession, directory: Path, events: int) -> list[Row]:
     print_sizes(place)
     rows += measure_audit(place)
     [whole] = [row for row in rows if row.name == "bronze to gold"]
-    return rows + measure_increment(place, whole)
+    return rows + measure_increments(place, later.directory, written.later, whole)
 
 
 def print_growth(sizes: Sequence[list[Row]]) -> None:

@@ -7,6 +7,7 @@ are completed, some fail and come again, a few run out. So a million events take
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
@@ -43,20 +44,43 @@ _OPTIONS: Final = QueueOptions(
 class Written(msgspec.Struct, frozen=True):
     events: int
     segments: int
+    later: int = 0
+    """Events that are only in the copy."""
 
 
-async def write_log(directory: Path, events: int, *, name: str = "bench") -> Written:
+class Later(msgspec.Struct, frozen=True):
+    """A copy of the segments in which the first shard goes on."""
+
+    directory: Path
+    events: int
+    """How many more it has, at least."""
+
+
+async def write_log(directory: Path, events: int, *, name: str = "bench", later: Later | None = None) -> Written:
     """At least so many events as segments, in as many shards as that takes."""
     shards = max(1, -(-events // SHARD_EVENTS_MAX))
+    own = events // shards
     total = segments = 0
+    held_back: list[Frame] = []
     for number in range(shards):
         shard = f"{name}-{number}"
-        writer = SegmentWriter(Archive(await connect(str(directory)), shard), region="here")
-        async for frames in _recorded(shard, events // shards, seed=number):
-            await writer.append(frames)
-            total += sum(frame.count for frame in frames)
-            segments += 1
-    return Written(total, segments)
+        writer = await _writer(directory, shard)
+        more = later.events if later is not None and number == 0 else 0
+        async for frames in _recorded(shard, own + more, seed=number):
+            now = [frame for frame in frames if frame.first <= own]
+            held_back += frames[len(now) :]
+            if now:
+                await writer.append(now)
+                total += sum(frame.count for frame in now)
+                segments += 1
+    if later is not None:
+        shutil.copytree(directory, later.directory)
+        await (await _writer(later.directory, f"{name}-0")).append(held_back)
+    return Written(total, segments, sum(frame.count for frame in held_back))
+
+
+async def _writer(directory: Path, shard: str) -> SegmentWriter:
+    return SegmentWriter(Archive(await connect(str(directory)), shard), region="here")
 
 
 async def _recorded(name: str, events: int, *, seed: int) -> AsyncIterator[list[Frame]]:
