@@ -131,6 +131,7 @@ async def test_a_redrive_that_fits_in_part_is_answered_and_one_that_does_not_is_
         ("enqueue", {**ITEM, "waitMs": -1}, "resourcelease.waitMs.invalid"),
         ("enqueue", {**ITEM, "items": [ITEM]}, "resourcelease.items.invalid"),
         ("enqueue", {"items": []}, "resourcelease.items.invalid"),
+        ("complete", {"acks": []}, "resourcelease.acks.invalid"),
         ("lease", {"maxItems": 1001}, "resourcelease.maxItems.invalid"),
         ("lease", {"leaseDurationMs": 10**9}, "resourcelease.leaseDurationMs.invalid"),
         ("lease", {"peerId": "x" * 300}, "resourcelease.peerId.invalid"),
@@ -160,6 +161,35 @@ async def test_what_is_wrong_with_a_request_has_a_code_of_its_own(
     http: Http, verb: str, body: dict[str, Any], code: str
 ) -> None:
     refused(await http.post(verb, body), 400, "INVALID_ARGUMENT", code)
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "beside"),
+    [
+        ("enqueue", {"items": [ITEM], **ITEM}, "payload"),
+        ("enqueue", {"items": [ITEM], "delayMs": 3_600_000}, "delayMs"),
+        ("enqueue", {"items": [ITEM], "notBefore": "2030-01-01T00:00:00Z"}, "notBefore"),
+        ("enqueue", {"items": [], "Priority": 1}, "priority"),
+        ("heartbeat", {"acks": [{"ownershipToken": UNKNOWN}], "progress": {"fraction": 1}}, "progress"),
+        ("complete", {"acks": [{"ownershipToken": UNKNOWN}], "result": "QUFB"}, "result"),
+        ("complete", {"acks": [], "ownershipToken": UNKNOWN}, "ownershipToken"),
+        ("fail", {"acks": [{"ownershipToken": UNKNOWN}], "requeue": False}, "requeue"),
+        ("release", {"acks": [{"ownershipToken": UNKNOWN}], "peerId": "w"}, "peerId"),
+    ],
+)
+async def test_what_stands_beside_a_batch_is_refused_and_not_dropped(
+    http: Http, verb: str, body: dict[str, Any], beside: str
+) -> None:
+    batch = "items" if verb == "enqueue" else "acks"
+    found = refused(await http.post(verb, body), 400, "INVALID_ARGUMENT", f"resourcelease.{batch}.invalid")
+    assert found["message"] == f"{batch} and {beside} exclude each other: each element of {batch} has its own"
+    assert found["metadata"] == {"field": batch, "beside": beside}
+    assert (await http.call("stats"))["stats"]["pendingCount"] == 0
+
+
+async def test_a_batch_may_wait_and_have_fields_that_nobody_knows(http: Http) -> None:
+    answer = await http.call("enqueue", {"items": [ITEM, ITEM], "waitMs": 0, "delayMs": None, "colour": "blue"})
+    assert len(answer["results"]) == 2
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"null", b"\xff", b'{"a":}', b"[" * 50_000])

@@ -112,8 +112,8 @@ class LeaseVerbs:
 
     async def enqueue(self, meta: RequestMeta, request: asked.EnqueueRequest) -> out.EnqueueAnswer:
         batch = request.items is not None
-        if batch and request.payload is not None:
-            refuse("items", "and payload exclude each other")
+        if batch:
+            asked.refuse_beside("items", request, "wait_ms")
         items = asked.item_values(request.items) if request.items is not None else [request.value()]
         wait_ms = meta.wait_ms(request.wait_ms, without_deadline_ms=0)
         try:
@@ -166,6 +166,9 @@ class LeaseVerbs:
             if isinstance(outcome, OmniRelayError):
                 raise outcome
             return out.outcome_of(outcome)
+        asked.refuse_beside("acks", single)
+        if not acks:
+            refuse("acks", "must be a list with at least one element")
         _check_count("acks", acks)
         commands = []
         shard = self._shard()

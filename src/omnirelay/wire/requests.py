@@ -6,6 +6,7 @@ schema says; rules that need the state are core's.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any
 
 import msgspec
@@ -133,6 +134,18 @@ def item_values(items: list[EnqueueItem | None]) -> list[NewItem]:
             error.details["index"] = index
             raise
     return values
+
+
+def refuse_beside(batch: str, request: Incoming, *allowed: str) -> None:
+    """Refuse a request that has more than its batch, and fields that are for all of it: they would be lost."""
+    for field, name, default in _optional_fields(type(request)):
+        if getattr(request, field) != default and field not in (batch, *allowed):
+            refuse(batch, f"and {name} exclude each other: each element of {batch} has its own", beside=name)
+
+
+@cache
+def _optional_fields(kind: type[Incoming]) -> list[tuple[str, str, Any]]:
+    return [(each.name, each.encode_name, each.default) for each in msgspec.structs.fields(kind)]
 
 
 class EnqueueRequest(EnqueueItem):
