@@ -9,10 +9,15 @@ from typing import Any, cast
 
 import pytest
 
+from omnirelay.core.answers import CompleteAnswer
+from omnirelay.core.commands import CompleteItem, ExpireLeases, FailItem
 from omnirelay.core.events import RestoredItem
 from omnirelay.core.payload import Caller, OwnershipToken
 from omnirelay.core.snapshot import digest
+from omnirelay.core.state import State
+from omnirelay.engine.ids import lease_ids
 from omnirelay.engine.shard import Shard
+from omnirelay.errors import Internal, InvalidArgument, LogOutcomeUnknown
 from omnirelay.testing.clock import FakeClock
 from tests.integration.shards import WORKER, Place, enqueued, item, items, kinds_of, soon
 
@@ -49,6 +54,12 @@ WRONG: dict[str, Call] = {
     "purge of a list in a list": lambda shard, token: shard.purge(sequence_ids=cast(Any, [[1]])),
     "dead letters after a word": lambda shard, token: shard.dead_letters(after=wrong),
     "peek after a word": lambda shard, token: shard.peek(after=wrong, max_items=wrong),
+    "acknowledgement of a token": lambda shard, token: shard.acknowledge(cast(Any, [token])),
+    "acknowledgement of a set": lambda shard, token: shard.acknowledge(cast(Any, {1})),
+    "acknowledgement of a number": lambda shard, token: shard.acknowledge(cast(Any, 1)),
+    "acknowledgement by the engine's own command": lambda shard, token: shard.acknowledge(cast(Any, [ExpireLeases()])),
+    "get by a wrong caller": lambda shard, token: shard.get(request_id="r", caller=wrong),
+    "get by a number": lambda shard, token: shard.get(request_id=cast(Any, 5)),
     "options of another type": lambda shard, token: shard.change_options(wrong),
 }
 
@@ -76,6 +87,75 @@ async def test_a_call_with_wrong_types_fails_for_its_caller_alone(name: str) -> 
     assert not isinstance(others, BaseException)
     await check_unharmed(shard)
     assert (await kinds_of(shard.log))[before:] == ["Enqueue", "Enqueue"]
+    await shard.close()
+
+
+async def test_giving_back_what_is_no_lease_is_refused_and_harms_nobody() -> None:
+    shard = await Place("memory", Path()).open(FakeClock())
+    await enqueued(shard, *items(1))
+    [lease] = await shard.lease(WORKER)
+    for given in ([lease.token], 5):
+        with pytest.raises(InvalidArgument, match="leases"):
+            shard.undelivered(cast(Any, given))
+    await check_unharmed(shard)
+    await shard.close()
+
+
+async def test_acknowledgements_may_come_as_any_collection() -> None:
+    shard = await Place("memory", Path()).open(FakeClock())
+    await enqueued(shard, *items(2))
+    leases = await shard.lease(WORKER, max_items=2)
+    commands = {lease.sequence_id: CompleteItem(lease.token) for lease in leases}
+    outcomes = await soon(shard.acknowledge(cast(Any, commands.values())))
+    assert [type(each) for each in outcomes] == [CompleteAnswer, CompleteAnswer]
+    await check_unharmed(shard)
+    await shard.close()
+
+
+class Bomb(dict[str, str]):
+    """What no check knows of: it goes off when it is looked at."""
+
+    def __len__(self) -> int:
+        raise ZeroDivisionError
+
+
+async def test_a_fault_that_changed_nothing_is_answered_to_its_caller_alone(caplog: pytest.LogCaptureFixture) -> None:
+    shard = await Place("memory", Path()).open(FakeClock())
+    await enqueued(shard, *items(2))
+    first, second = await shard.lease(WORKER, max_items=2)
+
+    def fails(state: State, now_ms: int) -> None:
+        raise ZeroDivisionError
+
+    async def reads() -> None:
+        await shard._writer.read(fails)
+
+    calls: list[Awaitable[Any]] = [
+        shard.acknowledge(
+            [CompleteItem(first.token), FailItem(second.token, metadata=Bomb()), CompleteItem(second.token)]
+        ),
+        reads(),
+        shard.enqueue(item("other")),
+    ]
+    outcomes: list[Any] = await soon(asyncio.gather(*calls, return_exceptions=True))
+    acknowledged, read, others = outcomes
+    assert [type(each) for each in acknowledged] == [CompleteAnswer, Internal, CompleteAnswer]
+    assert isinstance(read, Internal)
+    assert not isinstance(others, BaseException)
+    assert "call_failed" in caplog.text
+    await check_unharmed(shard)
+    await shard.close()
+
+
+async def test_a_fault_behind_the_first_change_of_a_call_gives_the_shard_up() -> None:
+    """Half a call is in the state then, and nobody may build on it."""
+    few = lease_ids()
+    left = [few(), few()]
+    shard = await Place("memory", Path()).open(FakeClock(), ids=left.pop)
+    await enqueued(shard, *items(3))
+    with pytest.raises(LogOutcomeUnknown):
+        await soon(shard.lease(WORKER, max_items=3))
+    assert isinstance(shard.given_up, LogOutcomeUnknown)
     await shard.close()
 
 

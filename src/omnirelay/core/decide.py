@@ -84,8 +84,8 @@ def apply(state: State, command: cmd.Command, now_ms: int, arrived_ms: int, ids:
     elif kind is _GRANT_LEASES:
         return apply_grants(state, command, now_ms, ids, out)
     events, answer = decide(state, command, now_ms, arrived_ms)
+    out += events  # Before anything changes, here as everywhere: what breaks off without events changed nothing.
     evolve_all(state, events)
-    out += events
     return answer
 
 

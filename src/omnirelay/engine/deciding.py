@@ -35,7 +35,7 @@ from omnirelay.engine.requests import (
     ReturnRequest,
 )
 from omnirelay.engine.waiting import EnqueueLine, ItemWaiters, LeaseLine
-from omnirelay.errors import OmniRelayError, ResourceExhausted
+from omnirelay.errors import Internal, OmniRelayError, ResourceExhausted
 
 _log = logging.getLogger("omnirelay.engine")
 
@@ -60,6 +60,8 @@ class Decider:
         """The same for enqueues that wait for room."""
         self._items = items
         self._events_max = 0
+        self._begun_at = 0
+        """The last event before the batch."""
 
     def build(
         self, batch: Batch, inbox: deque[Request], now_ms: int, *, events_max: int, first: Command | None
@@ -69,6 +71,7 @@ class Decider:
         """
         state = self.state
         self._events_max = events_max
+        self._begun_at = state.sequence
         bytes_max = state.live_bytes + FRAME_BODY_BYTES_MAX
         if first is not None:
             self._own(batch, first, now_ms)
@@ -114,18 +117,23 @@ class Decider:
         if request.future.done() and not outcomes:
             return True
         begun = BEFORE if outcomes else len(batch.events)
-        acknowledge_all(
-            self.state,
-            commands,
-            now_ms,
-            request.arrived_ms,
-            self._ids,
-            batch.events,
-            batch.commands,
-            outcomes,
-            self._events_max,
-            FRAME_BODY_BYTES_MAX,
-        )
+        while True:
+            try:
+                acknowledge_all(
+                    self.state,
+                    commands,
+                    now_ms,
+                    request.arrived_ms,
+                    self._ids,
+                    batch.events,
+                    batch.commands,
+                    outcomes,
+                    self._events_max,
+                    FRAME_BODY_BYTES_MAX,
+                )
+                break
+            except Exception as error:
+                outcomes.append(self._fault(batch, error))
         if len(outcomes) < len(commands):
             return False
         batch.answer(request.future, outcomes[0] if request.single else outcomes, begun)
@@ -154,7 +162,20 @@ class Decider:
                 raise AssertionError(f"no way to decide a {type(request).__name__}")
         except OmniRelayError as error:
             answer = error
+        except Exception as error:
+            answer = self._fault(batch, error)
         batch.answer(request.future, answer)
+
+    def _fault(self, batch: Batch, error: Exception) -> Internal:
+        """What to answer to a call that broke off unexpectedly. Raises the error when the call has changed something:
+        then nobody knows what the state is worth, and the shard has to be given up.
+        """
+        decided = batch.commands[-1] if batch.commands else 0
+        last = batch.events[-1].sequence_number if batch.events else self._begun_at
+        if len(batch.events) != decided or self.state.sequence != last:
+            raise error
+        _log.error("call_failed", exc_info=error)
+        return Internal("the shard failed on this call and did nothing; its log has the details")
 
     def _own(self, batch: Batch, command: Command, now_ms: int) -> Any:
         answer = apply(self.state, command, now_ms, now_ms, self._ids, batch.events)
@@ -208,6 +229,8 @@ class Decider:
                 batch.answer(request.future, error)
             except OmniRelayError as error:
                 batch.answer(request.future, error)
+            except Exception as error:
+                batch.answer(request.future, self._fault(batch, error))
             line.leave(request)
 
     # -- lease calls ---------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from omnirelay.core.answers import (
     WhyAnswer,
 )
 from omnirelay.core.events import RestoredItem
-from omnirelay.core.intake import check_number
+from omnirelay.core.intake import check_caller, check_number, check_text
 from omnirelay.core.items import COMPLETED
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.pauses import Pause
@@ -59,6 +59,8 @@ class Operating:
     ) -> ItemView:
         """The item by its id or the request id it came with; with `wait_ms` the answer waits for its end."""
         check_number("waitMs", wait_ms, 0, WAIT_MAX_MS)
+        check_text("requestId", request_id)
+        check_caller(caller)
         view = await self._read(lambda state, now_ms: views.view(views.locate(state, sequence_id, request_id, caller)))
         if wait_ms <= 0 or view.state in ("completed", "dead", "cancelled"):
             return view

@@ -53,6 +53,10 @@ _log = logging.getLogger("omnirelay.engine")
 A = TypeVar("A")
 
 
+_ACKNOWLEDGEMENTS = frozenset((cmd.ExtendLease, cmd.CompleteItem, cmd.FailItem, cmd.ReleaseItem))
+_LEASES = frozenset((GrantedLease,))
+
+
 class BackpressureListener(Protocol):
     """What wants to hear when intake closes and opens. Called on the event loop: it must not block."""
 
@@ -292,7 +296,7 @@ class Shard(Operating):
 
     def undelivered(self, leases: Sequence[GrantedLease]) -> None:
         """Give back leases whose answer could not be written: released in the next frame, no attempt burned."""
-        self._writer.return_undelivered(list(leases))
+        self._writer.return_undelivered(list(_listed("leases", leases, _LEASES)))
 
     async def heartbeat(
         self, token: OwnershipToken, *, caller: Caller = ANONYMOUS, progress: cmd.Progress | None = None
@@ -345,18 +349,21 @@ class Shard(Operating):
 
         The outcomes stand in order: what the single call would return, or the error it would raise.
         """
-        if len(acknowledgements) > BATCH_ITEMS_MAX:
-            refuse("acks", f"must be at most {BATCH_ITEMS_MAX} in one call, got {len(acknowledgements)}")
-        if not acknowledgements:
+        commands = _listed("acks", acknowledgements, _ACKNOWLEDGEMENTS)
+        if len(commands) > BATCH_ITEMS_MAX:
+            refuse("acks", f"must be at most {BATCH_ITEMS_MAX} in one call, got {len(commands)}")
+        if not commands:
             return []
-        return await self.submit_acknowledgements(acknowledgements)
+        outcomes: list[Any] = await self._submit_acknowledgements(commands, single=False)
+        return outcomes
 
     def submit_acknowledgements(
         self,
         acknowledgements: Sequence[cmd.ExtendLease | cmd.CompleteItem | cmd.FailItem | cmd.ReleaseItem],
     ) -> asyncio.Future[list[Any]]:
         """`acknowledge` for callers that go on meanwhile. Raises at once when the shard takes nothing."""
-        return self._submit_acknowledgements(acknowledgements, single=False)
+        commands = _listed("acks", acknowledgements, _ACKNOWLEDGEMENTS)
+        return self._submit_acknowledgements(commands, single=False)
 
     async def _acknowledge_one(self, command: Any, kind: type[A]) -> A:
         outcome = await self._submit_acknowledgements((command,), single=True)
@@ -469,3 +476,16 @@ class Shard(Operating):
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+
+
+def _listed(field: str, given: Any, kinds: frozenset[type]) -> Sequence[Any]:
+    """Several values of a caller in this process, checked before they reach what everybody's calls go through."""
+    if type(given) is not list and type(given) is not tuple:
+        try:
+            given = list(given)
+        except TypeError:
+            refuse(field, f"must be a list, not {type(given).__name__}")
+    if not kinds.issuperset(map(type, given)):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        refuse(field, f"must be a list of {names}")
+    return given  # type: ignore[no-any-return]
