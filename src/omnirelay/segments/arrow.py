@@ -2,7 +2,6 @@
 
 Columns are filled type by type: all enqueues at once, then all grants, and only the fields that the type has. The rows
 are then brought into the order of the log by one permutation. That is several times quicker than going event by event.
-Where a frame is plain, events of one type are not even made: Arrow parses them.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ import pyarrow.compute as pc
 
 from omnirelay.core.events import NO_PROGRESS, Event
 from omnirelay.log.base import Frame
-from omnirelay.log.frame import FrameHeader, FrameRecord, decode_header
-from omnirelay.segments.groups import Group, put_together
-from omnirelay.segments.parsing import is_plain, parse, types_of
+from omnirelay.log.frame import FrameRecord, decode_header
 from omnirelay.segments.schema import FRAME_FIELDS, INSTANT, arrow_schema, own_columns
 from omnirelay.segments.unknown import UnknownType, read_event
 from omnirelay.wire.event_schema import snake
@@ -56,7 +53,7 @@ def to_arrow(events: Sequence[StoredEvent]) -> pa.RecordBatch:
         for event in events:
             rows.add_raw(event.data)
     else:
-        rows.add_known(decoded)
+        rows.events += decoded
     for event in events:
         rows.close_run(1, (event.shard, event.region, event.pending, event.active, None, None, None, None, None))
     return rows.batch()
@@ -66,28 +63,18 @@ def frames_to_arrow(frames: Sequence[Frame], region: str | None) -> pa.RecordBat
     """Whole frames as Arrow. Raises LogDamaged for bytes that are no frame."""
     rows = _Rows()
     for frame in frames:
-        rows.frames[rows.count] = frame
-        record = _add_frame(rows, frame)
+        record: FrameRecord | Any = _all_known(_read_record, frame.data)
+        if record is None:
+            record = decode_header(frame.data)
+            for raw in record.events:
+                rows.add_raw(bytes(raw))
+        else:
+            rows.events += record.events
+        count = len(record.events)
+        rows.frames[len(rows.events) - count] = frame
         of_frame = (frame.first, frame.last, frame.epoch, frame.generation, frame.time_ms)
-        rows.close_run(len(record.events), (record.shard, region, record.pending, record.active, *of_frame))
+        rows.close_run(count, (record.shard, region, record.pending, record.active, *of_frame))
     return rows.batch()
-
-
-def _add_frame(rows: _Rows, frame: Frame) -> FrameRecord | FrameHeader:
-    if is_plain(frame.data):
-        header = decode_header(frame.data)
-        types = types_of(frame.data, header.events)
-        if types is not None:
-            rows.add_to_parse(types, header.events)
-            return header
-    record: FrameRecord | None = _all_known(_read_record, frame.data)
-    if record is not None:
-        rows.add_known(record.events)
-        return record
-    header = decode_header(frame.data)
-    for raw in header.events:
-        rows.add_raw(bytes(raw))
-    return header
 
 
 def _all_known(read: Callable[[bytes], Any], data: bytes) -> Any:
@@ -115,41 +102,27 @@ _RUN_COLUMNS = (
     "frame_time",
 )
 
+_sequence_of = attrgetter("sequence_number")
+_timestamp_of = attrgetter("timestamp")
+_version_of = attrgetter("schema_version")
+
 
 class _Rows:
     """Rows in order, gathered until a batch is made of them."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.events: list[Row] = []
+        self.extras: dict[int, str] = {}
         self.frames: dict[int, Frame] = {}
         """By the row of their first event."""
-        self._extras: dict[int, str] = {}
-        self._known: dict[type, tuple[list[int], list[Any]]] = {}
-        self._to_parse: dict[str, tuple[list[int], list[msgspec.Raw]]] = {}
         self._ends: list[int] = []
         self._runs: list[tuple[Any, ...]] = []
 
-    def add_known(self, events: Sequence[Row]) -> None:
-        for row, event in enumerate(events, self.count):
-            self._add(row, event)
-        self.count += len(events)
-
     def add_raw(self, raw: bytes) -> None:
-        self._add_raw(self.count, raw)
-        self.count += 1
-
-    def add_to_parse(self, types: Sequence[str], events: Sequence[msgspec.Raw]) -> None:
-        """Events of plain frames, with the type of each, or with the one that all have."""
-        if len(types) == 1:
-            rows, known = self._to_parse.setdefault(types[0], ([], []))
-            rows += range(self.count, self.count + len(events))
-            known += events
-        else:
-            for row, (name, event) in enumerate(zip(types, events, strict=True), self.count):
-                rows, known = self._to_parse.setdefault(name, ([], []))
-                rows.append(row)
-                known.append(event)
-        self.count += len(events)
+        event, extra = read_event(raw)
+        if extra is not None:
+            self.extras[len(self.events)] = extra
+        self.events.append(event)
 
     def close_run(self, count: int, run: tuple[Any, ...]) -> None:
         """The next `count` rows have the same values in the columns that a frame gives them."""
@@ -162,51 +135,63 @@ class _Rows:
 
     def batch(self) -> pa.RecordBatch:
         schema = arrow_schema()
-        columns = put_together(self._groups())
+        columns = self._columns_of_types(schema)
+        columns["sequence"] = pa.array(map(_sequence_of, self.events), pa.int64(), size=len(self.events))
+        columns["timestamp"] = pa.array(map(_timestamp_of, self.events), INSTANT, size=len(self.events))
+        columns["schema_version"] = pa.array(map(_version_of, self.events), pa.int64(), size=len(self.events))
         ends = pa.array(self._ends, pa.int32())
         for at, name in enumerate(_RUN_COLUMNS):
             values = pa.array([run[at] for run in self._runs], schema.field(name).type)
             columns[name] = pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, values))
-        columns["extra"] = self._sparse(self._extras, pa.string())
+        columns["extra"] = self._sparse(self.extras, pa.string())
         columns["frame"] = self._sparse({row: frame.data for row, frame in self.frames.items()}, pa.binary())
         columns["chain"] = self._sparse({row: frame.chain for row, frame in self.frames.items()}, pa.binary())
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
     def _sparse(self, values: dict[int, Any], kind: pa.DataType) -> pa.Array:
         if not values:
-            return pa.nulls(self.count, kind)
-        rows: list[Any] = [None] * self.count
+            return pa.nulls(len(self.events), kind)
+        rows: list[Any] = [None] * len(self.events)
         for row, value in values.items():
             rows[row] = value
         return pa.array(rows, kind)
 
-    def _groups(self) -> list[Group]:
-        groups = []
-        for name, (rows, raws) in self._to_parse.items():
-            columns = parse(name, raws)
-            if columns is not None:
-                groups.append(Group(rows, pa.array([name]), columns))
+    def _columns_of_types(self, schema: pa.Schema) -> dict[str, pa.Array]:
+        groups: dict[type, list[int]] = {}
+        for row, event in enumerate(self.events):
+            try:
+                groups[type(event)].append(row)
+            except KeyError:
+                groups[type(event)] = [row]
+        order = [row for rows in groups.values() for row in rows]
+        place = [0] * len(order)
+        for at, row in enumerate(order):
+            place[row] = at
+        permutation = pa.array(place, pa.int32())
+        parts: dict[str, dict[type, pa.Array]] = {}
+        names = []
+        for kind, rows in groups.items():
+            events: list[Any] = [self.events[row] for row in rows]
+            names.append(pa.array([event.event_type for event in events] if kind is UnknownType else [kind.__name__]))
+            for name, values in _filled(kind, events).items():
+                parts.setdefault(name, {})[kind] = values
+        columns = {}
+        for _, field in own_columns():
+            of_types = parts.get(field.name)
+            if of_types is None:
+                columns[field.name] = pa.nulls(len(order), field.type)
                 continue
-            for row, raw in zip(rows, raws, strict=True):
-                self._add_raw(row, bytes(raw))
-        for kind, (rows, events) in self._known.items():
-            types = pa.array([event.event_type for event in events] if kind is UnknownType else [kind.__name__])
-            groups.append(Group(rows, types, _filled(kind, events)))
-        return groups
-
-    def _add_raw(self, row: int, raw: bytes) -> None:
-        event, extra = read_event(raw)
-        if extra is not None:
-            self._extras[row] = extra
-        self._add(row, event)
-
-    def _add(self, row: int, event: Row) -> None:
-        try:
-            rows, events = self._known[type(event)]
-        except KeyError:
-            rows, events = self._known[type(event)] = ([], [])
-        rows.append(row)
-        events.append(event)
+            pieces = [
+                of_types[kind] if kind in of_types else pa.nulls(len(rows), field.type) for kind, rows in groups.items()
+            ]
+            columns[field.name] = pa.concat_arrays(pieces).take(permutation)
+        repeated = [
+            name if len(name) == len(rows) else pa.repeat(name[0], len(rows))
+            for name, rows in zip(names, groups.values(), strict=True)
+        ]
+        whole = pa.concat_arrays(repeated) if repeated else pa.nulls(0, pa.string())
+        columns["event_type"] = whole.take(permutation)
+        return columns
 
 
 def _filled(kind: type, events: list[Any]) -> dict[str, pa.Array]:
@@ -216,16 +201,10 @@ def _filled(kind: type, events: list[Any]) -> dict[str, pa.Array]:
 @cache
 def _fillers(kind: type) -> tuple[tuple[str, Callable[[list[Any]], pa.Array]], ...]:
     """How the columns of one event type are filled."""
-    own = [
+    return tuple(
         (column.name, _filler(".".join(snake(each) for each in field.path), field.kind, column.type))
         for field, column in own_columns()
         if kind.__name__ in field.types
-    ]
-    return (
-        ("sequence", _filler("sequence_number", "whole number", pa.int64())),
-        ("timestamp", _filler("timestamp", "instant", INSTANT)),
-        ("schema_version", _filler("schema_version", "whole number", pa.int64())),
-        *own,
     )
 
 

@@ -69,12 +69,6 @@ def own_columns() -> tuple[tuple[FlatField, pa.Field], ...]:
 
 
 @cache
-def of_events() -> tuple[str, ...]:
-    """The columns that are filled from an event alone, but for its type."""
-    return ("sequence", "timestamp", "schema_version", *(column.name for _, column in own_columns()))
-
-
-@cache
 def arrow_schema() -> pa.Schema:
     """The schema of a segment. Columns are only ever added, so that old and new segments are read together."""
     fields = [*_ROW, *(column for _, column in own_columns()), pa.field("extra", pa.string()), *FRAME_FIELDS]
