@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from omnirelay.core.events import EVENT_NUMBERS
 from tests.integration.http_sockets import Wire, request_bytes, until
 from tests.integration.nodes import Http, running_node
 from tests.patience import PATIENCE_S
@@ -137,13 +138,21 @@ async def test_a_last_event_id_that_no_log_has_is_refused() -> None:
 async def test_a_watch_of_some_types_shows_only_those() -> None:
     async with running_node() as node, Http(node) as http:
         await one_life(http)
-        for query in ("types=LeaseGranted,completed", "Types=leasegranted,Completed", "types=LeaseGranted%2CCompleted"):
+        for query in ("types=LeaseGranted,completed", "Types=leasegranted%2CCompleted", "types=LeaseGranted,%20Completed"):
             kinds = [event["eventType"] for _, event in await history(http, f"from=1&{query}")]
             assert kinds == ["LeaseGranted", "Completed"]
         async with following(http, "types=Completed") as events:
             await one_life(http)
             await one_life(http)
             assert [event["eventType"] for _, event in await take(events, 2)] == ["Completed", "Completed"]
+
+
+@pytest.mark.parametrize("types", ["Enqueued", "Completed,Enqueued", "Completed,", ","])
+async def test_a_watch_of_types_that_do_not_exist_is_refused(types: str) -> None:
+    async with running_node() as node, Http(node) as http:
+        response = await http.client.get(f"/v1/resourcelease/watch?from=1&untilCaughtUp=true&types={types}")
+        assert (response.status_code, response.json()["code"]) == (400, "resourcelease.types.invalid")
+        assert all(each in response.json()["message"] for each in EVENT_NUMBERS)
 
 
 async def test_a_watch_follows_from_the_past_into_the_present_without_gap() -> None:

@@ -16,6 +16,7 @@ from omnirelay import Client
 from omnirelay.client.watching import watch_events
 from omnirelay.errors import Unavailable
 from omnirelay.lakehouse import tail
+from omnirelay.lakehouse.source_filters import Wanted
 from omnirelay.node.node import Node
 from tests.cli.processes import spawned
 from tests.integration.http_sockets import until
@@ -95,6 +96,14 @@ async def test_no_reader_takes_the_end_of_a_watch_for_an_event(tmp_path: Path) -
     assert [document is None for _, document in streamed] == [False] * last + [True]
     assert exporting.returncode == 0, said
     assert [msgspec.json.decode(line)["sequenceNumber"] for line in file.read_bytes().splitlines()] == numbers
+
+
+async def test_a_task_of_spark_may_look_for_a_type_that_does_not_exist() -> None:
+    async with running_node() as node:
+        last = await _filled(node)
+        types = frozenset({"Enqueued"})
+        batches = await asyncio.to_thread(lambda: list(tail.tail_batches(node.url, SHARD, 1, last, types)))
+    assert Wanted(types=types).rows(batches[0]).num_rows == 0
 
 
 async def test_a_client_that_reads_all_there_is_goes_on_when_the_node_is_back(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def tail(
     output: Output = Format.TABLE,
 ) -> None:
     """Show the events of a shard as they are decided. The files of a node (--data) are read to their end."""
+    from omnirelay.wire.events import event_types_named
+
     wanted = None if types is None else {name.strip().lower() for name in types.split(",")}
 
     def take(_: int, text: bytes) -> bool:
@@ -68,6 +70,7 @@ def tail(
         return True
 
     if data is not None:
+        event_types_named(() if types is None else types.split(","))  # A node knows its own.
         _read_files(data, namespace, first, take)
     else:
         read_node(url, namespace or DEFAULT_NAMESPACE, first, follow, take, types)

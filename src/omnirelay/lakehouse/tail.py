@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from omnirelay.client.failures import error_of
+from omnirelay.core.events import EVENT_NUMBERS
 from omnirelay.errors import OutOfRange, Unavailable
 from omnirelay.wire.answers import ErrorBody
 from omnirelay.wire.events import INSTANTS
@@ -129,7 +130,10 @@ def _stream(url: str, shard: str, first: int, types: frozenset[str] | None) -> I
 
     It fails when the connection breaks or ends before that: a node that stops, or a proxy before it, may close it well.
     """
-    query = {"from": str(first), "untilCaughtUp": "true"} | ({} if types is None else {"types": ",".join(types)})
+    query = {"from": str(first), "untilCaughtUp": "true"}
+    # A node refuses a type that it does not know. Whoever looks for one is right to find nothing, as in segments.
+    if types is not None and types <= EVENT_NUMBERS.keys():
+        query["types"] = ",".join(types)
     path = f"/v1/{quote(shard, safe='')}/watch"
     headers = {"accept": "text/event-stream"}
     with (

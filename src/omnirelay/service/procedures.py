@@ -21,7 +21,7 @@ from omnirelay.rpc.statuses import TOO_LARGE
 from omnirelay.service.owners import Owners
 from omnirelay.wire import answers as out
 from omnirelay.wire import requests as asked
-from omnirelay.wire.events import event_of
+from omnirelay.wire.events import event_of, event_types_named
 from omnirelay.wire.instants import read_instant_or_none
 
 LEASE_WAIT_MS = 30_000
@@ -299,7 +299,7 @@ class LeaseVerbs:
 
     async def watch(self, meta: RequestMeta, request: asked.WatchRequest) -> Messages:
         shard = self._shard()
-        wanted = None if request.types is None else {name.lower() for name in request.types}
+        wanted = None if request.types is None else event_types_named(request.types)
         last = shard.last_sequence
         first = last + 1 if request.from_ is None else request.from_
         end = Message(b"{}", id=str(max(last, first - 1)), kind=ENDED)
@@ -309,7 +309,7 @@ class LeaseVerbs:
         tail = shard.tail(first)
         try:
             async for event in tail:
-                if wanted is None or type(event).__name__.lower() in wanted:
+                if wanted is None or type(event).__name__ in wanted:
                     yield Message(_encode(event_of(event)), id=str(event.sequence_number))
                 if request.until_caught_up and event.sequence_number >= last:
                     yield end

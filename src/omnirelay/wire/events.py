@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from omnirelay.core.events import Event
+from omnirelay.core.events import EVENT_NUMBERS, Event
+from omnirelay.core.intake import refuse
 from omnirelay.wire.instants import instant
 
 INSTANTS = frozenset({"timestamp", "expiresAt", "notBefore", "enqueuedAt", "until", "downFrom"})
+
+_TYPES = {name.lower(): name for name in EVENT_NUMBERS}
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def event_types_named(names: Iterable[str]) -> frozenset[str]:
+    """The types of events that go by these names, in any case. Raises InvalidArgument when there is none of a name."""
+    found = set()
+    for name in names:
+        known = _TYPES.get(name.strip().lower())
+        if known is None:
+            refuse("types", f"has {name[:64]!r}, which is no type of event; there are {', '.join(EVENT_NUMBERS)}")
+        found.add(known)
+    return frozenset(found)
 
 
 def event_of(event: Event) -> dict[str, Any]:
