@@ -32,7 +32,7 @@ to do.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 Detail = str | int | float | bool | None
 
@@ -64,6 +64,8 @@ class OmniRelayError(Exception):
 
     status: ClassVar[Status] = Status.INTERNAL
     default_code: ClassVar[str] = "internal"
+    remaining: list[Any] | None = None
+    """Of a call that is carried out in parts: what is not known to be done, to be handed to the same call again."""
 
     def __init__(
         self,

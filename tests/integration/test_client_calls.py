@@ -217,6 +217,24 @@ async def test_a_bad_item_among_many_raises_its_error_with_its_place() -> None:
         assert (await client.stats()).pending_count == 2_000
 
 
+async def test_what_remains_of_many_when_one_batch_failed_can_be_sent_without_doubling_anything() -> None:
+    specs = items(5_500)
+    specs[1_500].priority = 99
+    async with running_node() as node, Client(node.url) as client:
+        with pytest.raises(InvalidArgument) as caught:
+            await client.enqueue_many(specs)
+        remaining = caught.value.remaining
+        assert remaining is not None
+        in_by_now = (await client.stats()).pending_count
+        assert [each.resource_id for each in remaining[:1_000]] == [str(number) for number in range(1_000, 2_000)]
+        assert in_by_now + len(remaining) == len(specs)
+        assert all(spec.request_id is None for spec in specs), "the caller's own are left alone"
+        remaining[500].priority = 5
+        assert len(await client.enqueue_many(remaining)) == len(remaining)
+        await client.enqueue_many(remaining[:1_000])
+        assert (await client.stats()).pending_count == len(specs)
+
+
 async def test_concurrent_single_calls_share_a_connection_and_frames() -> None:
     async with running_node() as node, Client(node.url) as client:
         results = await asyncio.gather(*(client.enqueue("table", str(number)) for number in range(500)))

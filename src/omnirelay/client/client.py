@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from omnirelay.client.arguments import Bytes, as_bytes, as_list
 from omnirelay.client.connections import encoded
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.client.items import ItemSpec as ItemSpec
-from omnirelay.client.items import in_batches, new_request_id
+from omnirelay.client.items import in_batches, new_request_id, with_ids
 from omnirelay.client.linking import Linking, Mode
 from omnirelay.client.retrying import RetryBudget, pause_ms
 from omnirelay.client.watching import watch_events
@@ -127,7 +128,7 @@ class Client:
             not_before_ms=not_before_ms,
             max_attempts=max_attempts,
         )
-        [result] = await self._enqueue_batch([item], wait_ms, timeout_ms)
+        [result] = await self._enqueue_batch([item], self._missing_ids([item]), wait_ms, timeout_ms)
         return result
 
     async def enqueue_many(
@@ -135,42 +136,50 @@ class Client:
     ) -> list[out.EnqueueResult]:
         """Take many items in, in batches of which each comes in whole or not at all; the results stand in order.
 
-        On an error the batches before the one that failed are in; with request ids a repeat of the call is safe.
+        Several batches are under way at a time, so when one fails, later ones may be in. The error is that of the first
+        that failed, and its `remaining` are the items that are not known to be in, in order, with the request ids they
+        were sent under: to hand those to another call, as they are or mended, doubles nothing. To hand it all `items`
+        again does, unless they have request ids of their own. A call that is cancelled says nothing of what is in.
         """
         results: list[out.EnqueueResult] = []
         batches = in_batches(items)
         for start in range(0, len(batches), BATCHES_IN_FLIGHT):
-            part = batches[start : start + BATCHES_IN_FLIGHT]
+            part = [(batch, self._missing_ids(batch)) for batch in batches[start : start + BATCHES_IN_FLIGHT]]
             ended = await asyncio.gather(
-                *(self._enqueue_batch(batch, wait_ms, timeout_ms) for batch in part), return_exceptions=True
+                *(self._enqueue_batch(batch, ids, wait_ms, timeout_ms) for batch, ids in part), return_exceptions=True
             )
-            for outcome in ended:
+            failure: BaseException | None = None
+            remaining: list[ItemSpec] = []
+            for (batch, ids), outcome in zip(part, ended, strict=True):
                 if isinstance(outcome, BaseException):
-                    raise _moved(outcome, len(results))
-                results += outcome
+                    failure = failure or outcome
+                    remaining += with_ids(batch, ids)
+                elif failure is None:
+                    results += outcome
+            if failure is not None:
+                remaining += (item for batch in batches[start + BATCHES_IN_FLIGHT :] for item in batch)
+                raise _of_many(failure, len(results), remaining)
         return results
 
+    def _missing_ids(self, items: list[ItemSpec]) -> list[str | None]:
+        """A request id for each item that is to get one."""
+        if not self._request_ids:
+            return [None] * len(items)
+        return [new_request_id() if item.request_id is None else None for item in items]
+
     async def _enqueue_batch(
-        self, items: list[ItemSpec], wait_ms: int | None, timeout_ms: int | None
+        self, items: list[ItemSpec], ids: list[str | None], wait_ms: int | None, timeout_ms: int | None
     ) -> list[out.EnqueueResult]:
-        added = []
-        wires = [item.wire() for item in items]
-        if self._request_ids:
-            for wire in wires:
-                assert wire.payload is not None
-                if wire.payload.request_id is None:
-                    wire.payload.request_id = new_request_id()
-                    added.append(wire)
+        wires = [item.wire() for item in with_ids(items, ids)]
         repeatable = all(wire.payload is not None and wire.payload.request_id is not None for wire in wires)
+        added = any(ids)
         try:
             answer = await self._send_items(wires, wait_ms, timeout_ms, repeatable, ids_needed=not added)
         except (RequestIdsFull, InvalidArgument) as error:
             if not added or not _without_ids_it_fits(error):
                 raise
             # The node cannot remember all of them. It refused, so nothing came in: once more, without those we added.
-            for wire in added:
-                assert wire.payload is not None
-                wire.payload.request_id = None
+            wires = [item.wire() for item in items]
             answer = await self._send_items(wires, wait_ms, timeout_ms, False)
         if answer.results is not None:
             return answer.results
@@ -527,8 +536,12 @@ def _without_ids_it_fits(error: OmniRelayError) -> bool:
     return isinstance(error, RequestIdsFull) or (error.details.get("field") == "requestId" and "limit" in error.details)
 
 
-def _moved(error: BaseException, before: int) -> BaseException:
-    """The error of a batch, with the index of the bad item among all."""
-    if isinstance(error, OmniRelayError) and str(error.details.get("index", "")).isdigit():
-        error.details["index"] = int(str(error.details["index"])) + before
+def _of_many(error: BaseException, before: int, remaining: list[ItemSpec]) -> BaseException:
+    """The error of a batch as that of the whole call. A copy: calls that broke off together may share the error."""
+    if not isinstance(error, OmniRelayError):
+        return error
+    error = copy(error).with_traceback(error.__traceback__)
+    error.remaining = remaining
+    if str(error.details.get("index", "")).isdigit():
+        error.details = {**error.details, "index": int(str(error.details["index"])) + before}
     return error

@@ -58,6 +58,14 @@ def new_request_id() -> str:
     return os.urandom(16).hex()
 
 
+def with_ids(items: Sequence[ItemSpec], ids: Sequence[str | None]) -> list[ItemSpec]:
+    """The items, each with the request id that stands beside it. The callers' own stay as they are."""
+    return [
+        item if request_id is None else msgspec.structs.replace(item, request_id=request_id)
+        for item, request_id in zip(items, ids, strict=True)
+    ]
+
+
 def in_batches(items: Sequence[ItemSpec]) -> list[list[ItemSpec]]:
     """Items in batches that fit one call. Raises InvalidArgument with the `index` of one whose body is not bytes."""
     batches: list[list[ItemSpec]] = [[]]
