@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
 import pytest
 
+from omnirelay.log.files import WriterLock
 from tests.cli.conftest import Relay
-from tests.cli.processes import DevNode, spawned
+from tests.cli.processes import DevNode, command, environment, spawned
 from tests.patience import PATIENCE_S
 
 DEFAULT = "resourcelease"
@@ -120,16 +124,20 @@ def test_verify_takes_all_namespaces_unless_told(tmp_path: Path) -> None:
         assert relay.run("log", "at", 1, "--data", tmp_path / "data").code == 2
 
 
-def test_flipped_byte_is_named_and_ends_with_6(stored: tuple[Relay, Path], tmp_path: Path) -> None:
-    relay, data = stored
-    relay.ok("log", "backup", tmp_path / "copy", "--data", data)
-    database = tmp_path / "copy" / DEFAULT / "leases.db"
-    connection = apsw.Connection(str(database))
+def damage(data: Path) -> None:
+    """Flip a bit of the third event."""
+    connection = apsw.Connection(str(data / DEFAULT / "leases.db"))
     [[frame]] = connection.execute("SELECT data FROM frames WHERE first = 3").fetchall()
     flipped = bytearray(frame if isinstance(frame, bytes) else str(frame).encode())
     flipped[flipped.index(b'"table"') + 1] ^= 1
     connection.execute("UPDATE frames SET data = ? WHERE first = 3", (flipped.decode(),))
     connection.close()
+
+
+def test_flipped_byte_is_named_and_ends_with_6(stored: tuple[Relay, Path], tmp_path: Path) -> None:
+    relay, data = stored
+    relay.ok("log", "backup", tmp_path / "copy", "--data", data)
+    damage(tmp_path / "copy")
     said = relay.run("log", "verify", "--data", tmp_path / "copy")
     assert said.code == 6
     assert "frame 3..3 of 'resourcelease'" in said.err
@@ -181,3 +189,113 @@ def test_directory_without_logs_ends_with_4(relay: Relay, tmp_path: Path) -> Non
     assert relay.run("log", "verify", "--data", tmp_path).code == 4
     assert relay.run("log", "verify", "--data", tmp_path / "nowhere").code == 4
     assert relay.run("log", "tail", "--data", tmp_path).code == 4
+
+
+# -- recovery ------------------------------------------------------------------------------------
+
+
+def test_refused_log_names_the_command_that_makes_the_best_of_it(stored: tuple[Relay, Path], tmp_path: Path) -> None:
+    relay, data = stored
+    copy = tmp_path / "copy"
+    relay.ok("log", "backup", copy, "--data", data)
+    damage(copy)
+    started = spawned("dev", "--port", 0, "--data", copy)
+    _, err = started.communicate(timeout=PATIENCE_S)
+    before = (copy / DEFAULT / "leases.db").read_bytes()
+    assert f"`omnirelay log recover --data {copy}` what can be kept" in err
+    said = relay.run("log", "recover", "--data", copy)
+    assert said.code == 6
+    assert "kept: the events up to 2; lost: 3 to 7" in said.err
+    assert "nothing was changed: --accept-loss gives it up" in said.err
+    unasked = relay.run("log", "recover", "--data", copy, "--accept-loss")
+    assert unasked.code == 2
+    assert "say --yes" in unasked.err
+    assert (copy / DEFAULT / "leases.db").read_bytes() == before
+
+
+def test_accepted_loss_keeps_what_is_whole_and_starts_a_generation(stored: tuple[Relay, Path], tmp_path: Path) -> None:
+    relay, data = stored
+    copy = tmp_path / "copy"
+    relay.ok("log", "backup", copy, "--data", data)
+    damage(copy)
+    recovered = relay.ok("log", "recover", "--data", copy, "--accept-loss", "--yes", "-o", "json").json
+    assert (recovered["result"], recovered["lastSequence"]) == ("recovered", 2)
+    assert recovered["fencesAbove"] >= 7
+    assert Path(recovered["damagedFile"]).exists()
+    with DevNode("--data", copy) as node:
+        again = Relay(node.url, DEFAULT)
+        assert again.ok("stats", "-o", "json").json["stats"]["readyCount"] == 1
+        started = again.ok("log", "tail", "--no-follow", "--types", "GenerationStarted", "-o", "jsonl").lines
+        assert [event["generation"] for event in started] == [2]
+        assert again.ok("lease", "-o", "json").json["ownershipToken"]["fence"] > 7
+    assert relay.ok("log", "recover", "--data", copy).out == f"the log of {DEFAULT} is whole\n"
+
+
+@pytest.mark.parametrize(("answer", "code", "files"), [("n", 1, 0), ("y", 0, 1)])
+def test_recover_says_what_is_lost_and_asks_at_a_terminal(
+    stored: tuple[Relay, Path], tmp_path: Path, answer: str, code: int, files: int
+) -> None:
+    relay, data = stored
+    copy = tmp_path / "copy"
+    relay.ok("log", "backup", copy, "--data", data)
+    damage(copy)
+    here, there = pty.openpty()
+    process = subprocess.Popen(
+        command("log", "recover", "--data", copy, "--accept-loss"),
+        stdin=there,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    os.write(here, answer.encode() + b"\n")
+    _, err = process.communicate(timeout=PATIENCE_S)
+    os.close(here)
+    os.close(there)
+    assert process.returncode == code
+    assert err.index(b"lost: 3 to 7") < err.index(b"for good?")
+    assert len(list((copy / DEFAULT).glob("leases.db.damaged-*"))) == files
+
+
+def test_log_of_which_only_the_witness_is_left_can_be_given_up(tmp_path: Path) -> None:
+    with DevNode("--data", tmp_path) as node:
+        relay = Relay(node.url, DEFAULT)
+        relay.enqueue()
+        node.stop()
+    (tmp_path / DEFAULT / "leases.db").unlink()
+    said = relay.run("log", "recover", "--data", tmp_path, "-n", DEFAULT)
+    assert said.code == 6
+    assert "kept: no event; lost: 1 to 2" in said.err
+    relay.ok("log", "recover", "--data", tmp_path, "-n", DEFAULT, "--accept-loss", "--yes")
+    assert relay.ok("log", "verify", "--data", tmp_path, "-o", "json").json["result"] == "whole"
+
+
+def test_log_that_somebody_writes_to_is_not_recovered(stored: tuple[Relay, Path], tmp_path: Path) -> None:
+    relay, data = stored
+    copy = tmp_path / "copy"
+    relay.ok("log", "backup", copy, "--data", data)
+    damage(copy)
+    held = WriterLock(copy / DEFAULT / "leases.lock")
+    said = relay.run("log", "recover", "--data", copy, "--accept-loss", "--yes")
+    held.release()
+    assert said.code == 1
+    assert "(error.log.locked)" in said.err
+
+
+def test_log_of_a_newer_version_is_not_called_damaged(stored: tuple[Relay, Path], tmp_path: Path) -> None:
+    relay, data = stored
+    copy = tmp_path / "copy"
+    relay.ok("log", "backup", copy, "--data", data)
+    connection = apsw.Connection(str(copy / DEFAULT / "leases.db"))
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    said = relay.run("log", "verify", "--data", copy, "-o", "json")
+    assert (said.code, said.json["result"]) == (5, "too new")
+    assert "has schema version 99, this version of omnirelay knows" in said.err
+    for arguments in (["tail"], ["at", 1], ["recover", "--accept-loss", "--yes"]):
+        said = relay.run("log", *arguments, "--data", copy)
+        assert said.code == 5, arguments
+        assert said.err.endswith("upgrade omnirelay (error.log.schema_too_new)\n")
+    started = spawned("dev", "--port", 0, "--data", copy)
+    _, err = started.communicate(timeout=PATIENCE_S)
+    assert started.returncode == 5
+    assert err.endswith("upgrade omnirelay (error.log.schema_too_new)\n")

@@ -35,8 +35,9 @@ _BY_CODE = {
     "error.log.trimmed": NOTHING,
     "error.log.damaged": DAMAGED,
     "error.log.regressed": DAMAGED,
-    "error.log.schema_too_new": DAMAGED,
-    "error.log.unknown_event": DAMAGED,
+    # Nothing is wrong with the data: it is this version that is too old for it.
+    "error.log.schema_too_new": REFUSED,
+    "error.log.unknown_event": REFUSED,
     "error.resourcelease.unknown_token": REFUSED,
     "error.resourcelease.fence_mismatch": REFUSED,
     "error.resourcelease.not_owner": REFUSED,
@@ -69,7 +70,7 @@ def exit_of_answer(http: int, code: str) -> int:
 
 
 def exit_of_error(error: OmniRelayError) -> int:
-    return _BY_STATUS.get(error.status, FAILED)
+    return _BY_CODE.get(error.code) or _BY_STATUS.get(error.status, FAILED)
 
 
 def usage(message: str) -> Stop:

@@ -9,13 +9,13 @@ import typer
 
 from omnirelay.cli.commands import command, complain
 from omnirelay.cli.directories import DEFAULT_DATA, chosen, only, with_log
-from omnirelay.cli.exits import DAMAGED, Stop, nothing, usage
+from omnirelay.cli.exits import DAMAGED, REFUSED, Stop, nothing, usage
 from omnirelay.cli.log_places import Place, StoreOptions, look_at, read_options
 from omnirelay.cli.logs import LogNamespace
 from omnirelay.cli.options import Format, Output, instant_option
 from omnirelay.cli.printing import fields, print_answer, progress, spaced, stacked
 from omnirelay.cli.running import in_thread, run_async
-from omnirelay.errors import DataLoss
+from omnirelay.errors import DataLoss, LogSchemaTooNew, UnknownEvent
 
 if TYPE_CHECKING:
     from omnirelay.log.base import VerifyReport
@@ -58,8 +58,9 @@ def verify(
 ) -> None:
     """Check every frame of a log: hashes, links, contents, head, snapshots, witness. Ends with 6 when one is damaged.
 
-    Without --namespace all logs of the place are checked. The first damage of each is named. Of segments every object
-    is read: its digest, its frames, its columns or lines, and that it continues the one before it.
+    Without --namespace all logs of the place are checked. The first damage of each is named; `omnirelay log recover`
+    says what can be kept. One that a newer version wrote ends it with 5: only that version can check it. Of segments
+    every object is read: its digest, its frames, its columns or lines, and that it continues the one before it.
     """
     need_files(url, "verify")
     if source is None:
@@ -68,8 +69,9 @@ def verify(
         reports = run_async(_verified_at(source, namespace, read_options(option)))
     answer = reports[0] if len(reports) == 1 else {"logs": reports}
     print_answer(output, answer, reports, lambda: stacked(*spaced([fields(report.items()) for report in reports])))
-    if any(report["result"] != "whole" for report in reports):
-        raise Stop(DAMAGED)
+    results = {report["result"] for report in reports}
+    if results != {"whole"}:
+        raise Stop(DAMAGED if "damaged" in results else REFUSED)
 
 
 async def _verified_at(source: str, namespace: str | None, options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -129,7 +131,8 @@ def _verified(data: Path, namespace: str) -> dict[str, Any]:
 
 def _damaged(namespace: str, damage: DataLoss) -> dict[str, Any]:
     complain(damage.message, damage.code)
-    return {"namespace": namespace, "result": "damaged", "code": damage.code, "message": damage.message}
+    result = "too new" if isinstance(damage, LogSchemaTooNew | UnknownEvent) else "damaged"
+    return {"namespace": namespace, "result": result, "code": damage.code, "message": damage.message}
 
 
 def _report(namespace: str, report: VerifyReport) -> dict[str, Any]:

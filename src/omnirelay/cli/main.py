@@ -19,6 +19,7 @@ from omnirelay.cli import (
     log_backups,
     log_checks,
     log_exports,
+    log_recoveries,
     log_restores,
     logs,
     looking,
@@ -66,12 +67,13 @@ def _build() -> typer.Typer:
         module.add_to(app)
     dead_letters.add_to(app)
     replicating.add_to(app)
-    log = new_group("Read the log of a shard, check it, export it, back it up, restore it.")
+    log = new_group("Read the log of a shard, check it, export it, back it up, restore it, recover it.")
     logs.add_to(log)
     log_checks.add_to(log)
     log_exports.add_to(log)
     log_backups.add_to(log)
     log_restores.add_to(log)
+    log_recoveries.add_to(log)
     app.add_typer(log, name="log", rich_help_panel=LOOKING)
     for tool in (lakehouse, benching, requesting, configuring):
         tool.add_to(app)

@@ -138,14 +138,16 @@ def _announce(node: Node) -> None:
 
 
 def _run(settings: NodeSettings, on_ready: Callable[[Node], None], *, as_json: bool) -> None:
-    from omnirelay.errors import DataLoss
+    from omnirelay.errors import LogDamaged, LogRegressed
     from omnirelay.node.logs import set_up_logs
     from omnirelay.node.running import run_node
 
     set_up_logs(settings.node.log_level, as_json=as_json)
     try:
         run_node(settings, on_ready)
-    except DataLoss as error:
+    except (LogDamaged, LogRegressed) as error:
         data = shlex.quote(str(settings.node.data))
-        error.message += f" (`omnirelay log verify --data {data}` says more)"
+        error.message += (
+            f" (`omnirelay log verify --data {data}` says more, `omnirelay log recover --data {data}` what can be kept)"
+        )
         raise

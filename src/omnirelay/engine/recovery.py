@@ -106,7 +106,7 @@ def _apply(state: State, event: Event, shard: str) -> None:
         # The chain is whole, so these bytes were written; no version of the rules could have decided them.
         raise LogDamaged(
             f"event {event.sequence_number} of {shard!r} ({type(event).__name__}) does not follow from those before it:"
-            f" {error!r}; restore a backup, or accept the loss from here on",
+            f" {error!r}; restore a backup from before it",
             shard=shard,
             sequence=event.sequence_number,
         ) from error

@@ -138,7 +138,7 @@ def fenced(shard: str, frame_epoch: int, expected: Position, head: Head) -> LogF
 def missing_frame(shard: str, sequence: int, head_sequence: int) -> LogDamaged:
     return LogDamaged(
         f"event {sequence} of {shard!r} is missing: the head says that {head_sequence} was written;"
-        " restore a backup, or accept the loss from here on",
+        " restore a backup, or accept the loss from here on (omnirelay log recover)",
         shard=shard,
         sequence=sequence,
         expected=head_sequence,

@@ -246,7 +246,8 @@ def _explain(frame: Frame, shard: str, log_id: str, error: Exception) -> DataLos
 def damaged_frame(frame: Frame, shard: str, sequence: int, what: str) -> LogDamaged:
     """The refusal of a stored frame, with its place. `what` goes on after "frame 1..9 of 'shard'"."""
     return LogDamaged(
-        f"frame {frame.first}..{frame.last} of {shard!r} {what}; restore a backup, or accept the loss from here on",
+        f"frame {frame.first}..{frame.last} of {shard!r} {what}; restore a backup, or accept the loss from here on"
+        " (omnirelay log recover)",
         shard=shard,
         sequence=sequence,
         first=frame.first,

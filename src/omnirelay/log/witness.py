@@ -56,7 +56,8 @@ def read_witness(path: Path) -> Witness | None:
             raise ValueError("the chain is not 32 bytes")
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise LogDamaged(
-            f"the witness {path} cannot be read: {error}; put a good copy back, or accept the loss of its evidence",
+            f"the witness {path} cannot be read: {error}; put a good copy back, or accept the loss of its evidence"
+            " (omnirelay log recover)",
             file=str(path),
         ) from error
     return witness

@@ -139,7 +139,7 @@ def check_witness(
 def regressed(paths: LogPaths, shard: str, witness: Witness, found: int, what: str) -> LogRegressed:
     return LogRegressed(
         f"the witness {paths.witness} {what}: acknowledged events are missing from {paths.database};"
-        " put the right file back, or accept the loss, which starts a new generation",
+        " put the right file back, or accept the loss (omnirelay log recover), which starts a new generation",
         shard=shard,
         file=str(paths.database),
         witness=str(paths.witness),
@@ -151,7 +151,7 @@ def regressed(paths: LogPaths, shard: str, witness: Witness, found: int, what: s
 
 def _damaged(paths: LogPaths, shard: str, sequence: int, what: str) -> LogDamaged:
     return LogDamaged(
-        f"{paths.database} {what}; restore a backup, or accept the loss",
+        f"{paths.database} {what}; restore a backup, or accept the loss (omnirelay log recover)",
         shard=shard,
         file=str(paths.database),
         sequence=sequence,

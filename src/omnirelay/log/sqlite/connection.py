@@ -190,7 +190,9 @@ def translate(error: apsw.Error, path: Path, shard: str) -> OmniRelayError:
     """What an error of SQLite means for the log."""
     place: dict[str, Any] = {"shard": shard, "file": str(path), "sqlite": str(error)}
     if isinstance(error, _DAMAGE):
-        return LogDamaged(f"{path} is damaged: {error}; restore a backup, or accept the loss", **place)
+        return LogDamaged(
+            f"{path} is damaged: {error}; restore a backup, or accept the loss (omnirelay log recover)", **place
+        )
     if not is_sync_failure(error) and isinstance(error, _DEFINITE):
         return LogUnavailable(
             f"{path} cannot be used now: {error}; nothing was written, try the same frame again",

@@ -39,7 +39,7 @@ def read_view(connection: apsw.Connection, path: Path, shard: str) -> View:
     if head is None or anchor is None:
         row = "head" if head is None else "anchor"
         raise LogDamaged(
-            f"the {row} row of {path} is missing; restore a backup, or accept the loss",
+            f"the {row} row of {path} is missing; restore a backup, or accept the loss (omnirelay log recover)",
             shard=shard,
             file=str(path),
         )
@@ -148,7 +148,7 @@ class FrameReader:
         if link.sequence == view.head.last and link.chain != view.head.chain:
             raise LogDamaged(
                 f"the head row of {self._path} has another chain than the last frame;"
-                " restore a backup, or accept the loss",
+                " restore a backup, or accept the loss (omnirelay log recover)",
                 shard=self._shard,
                 file=str(self._path),
                 sequence=link.sequence,

@@ -112,7 +112,8 @@ def _rows(
     except UnicodeDecodeError as error:
         file = connection.db_filename("main")
         raise LogDamaged(
-            f"a text in {file} cannot be read: {error}; restore a backup, or accept the loss", file=file
+            f"a text in {file} cannot be read: {error}; restore a backup, or accept the loss (omnirelay log recover)",
+            file=file,
         ) from error
     finally:
         cursor.close()
