@@ -260,19 +260,24 @@ async def test_a_repeat_by_request_id_is_answered_past_those_that_wait() -> None
 
 
 async def test_waiting_enqueues_are_bounded_in_number_and_bytes() -> None:
-    shard, _ = await open_shard(TIGHT, waiting_enqueues_max=2, waiting_enqueue_bytes_max=100)
+    shard, _ = await open_shard(TIGHT, waiting_enqueues_max=2, waiting_enqueue_bytes_max=10_000)
     await shard.enqueue(items(4))
-    first = start(shard.enqueue(item("one", body=b"x" * 60), wait_ms=60_000))
+    first = start(shard.enqueue(item("one", body=b"x" * 6_000), wait_ms=60_000))
     await settle()
-    with pytest.raises(ResourceExhausted):
-        await soon(shard.enqueue(item("too large", body=b"x" * 60), wait_ms=60_000))
+    for large in (
+        [item("body", body=b"x" * 6_000)],
+        [item("attributes", attributes={f"name-{number}": "v" * 600 for number in range(10)})],
+        [item("i" * 200 + str(number), request_id="r" * 200 + str(number)) for number in range(4)],
+    ):
+        with pytest.raises(ResourceExhausted):
+            await soon(shard.enqueue(large, wait_ms=60_000))
     second = start(shard.enqueue(item("two"), wait_ms=60_000))
     await settle()
     with pytest.raises(ResourceExhausted):
         await soon(shard.enqueue(item("three"), wait_ms=60_000))
     first.cancel()
     await settle()
-    third = start(shard.enqueue(item("three", body=b"x" * 60), wait_ms=60_000))
+    third = start(shard.enqueue(item("three", body=b"x" * 6_000), wait_ms=60_000))
     await settle()
     assert [second.done(), third.done()] == [False, False]
     await shard.close()

@@ -25,7 +25,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Most enqueues that wait for room at the same time …"""
 
     waiting_enqueue_bytes_max: int = 64 * 1024 * 1024
-    """… and the most bytes they hold; one more is refused at once."""
+    """… and the most bytes they hold, about 500 for each item besides what is in it; one more is refused at once."""
 
     snapshot_every_events: int = 1_000_000
     """A snapshot is made after this many events. 0: only when asked for."""

@@ -8,14 +8,17 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from omnirelay.core.answers import GrantedLease
-from omnirelay.core.items import COMPLETED
-from omnirelay.core.payload import OwnershipToken
+from omnirelay.core.items import COMPLETED, size_of
+from omnirelay.core.payload import NewItem, OwnershipToken
 from omnirelay.core.rules.grant import grant_key
 from omnirelay.core.state import State
 from omnirelay.core.views import view
 from omnirelay.engine.clock import Clock
 from omnirelay.engine.requests import Batch, EnqueueRequest, LeaseRequest
 from omnirelay.errors import NotFound, ResourceExhausted
+
+ITEM_BYTES = 500
+"""What an item that waits takes besides its body and its texts, about."""
 
 SHARED_MAX = 100_000
 """Shared leases remembered; an older one that is forgotten too early is released, which costs its owner a retry."""
@@ -165,7 +168,7 @@ class EnqueueLine:
 
     def join(self, request: EnqueueRequest, refusal: ResourceExhausted) -> bool:
         """Take the call into the line; false when there is no place for it."""
-        size = sum(len(item.payload.body) for item in request.command.items)
+        size = sum(map(_held_by, request.command.items))
         if self.closed or len(self._line) >= self._waiting_max or self._bytes + size > self._bytes_max:
             return False
         request.size = size
@@ -195,6 +198,13 @@ class EnqueueLine:
         for request in waiting:
             self.leave(request)
         return waiting
+
+
+def _held_by(item: NewItem) -> int:
+    """About as many bytes as an item takes while it waits."""
+    payload = item.payload
+    names = (payload.resource_type, payload.resource_id, payload.partition_key, payload.request_id)
+    return ITEM_BYTES + size_of(payload) + sum(len(name) for name in names if name is not None)
 
 
 class ItemWaiters:
