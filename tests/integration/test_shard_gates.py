@@ -227,7 +227,7 @@ async def test_waiting_enqueues_come_in_as_they_came_and_nobody_overtakes_them()
     await settle()
     for _ in range(4):
         await shard.complete((await one_lease(shard)).token)
-    with pytest.raises(ResourceExhausted):
+    with pytest.raises(ResourceExhausted, match="3 enqueues wait for room already, and nobody overtakes them"):
         await shard.enqueue(item("hasty"))
     await clock.advance(1_000)
     assert [(await soon(call)).results[0].sequence_id for call in waiting] == [5, 6, 7]

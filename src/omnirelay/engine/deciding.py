@@ -203,10 +203,23 @@ class Decider:
                 refusal = error
         else:
             check_request_ids(self.state, request.command, now_ms)
-            refusal = self._enqueues.first().refusal
+            refusal = self._behind_others()
         assert refusal is not None
         if request.wait_ms <= 0 or refusal.code != NO_ROOM or not self._enqueues.join(request, refusal):
-            raise refusal.with_traceback(None)  # Many calls may be refused with the one the first of them got.
+            raise refusal
+
+    def _behind_others(self) -> ResourceExhausted:
+        """Why a call waits that might fit by itself."""
+        first = self._enqueues.first().refusal
+        assert first is not None
+        count = len(self._enqueues)
+        error = ResourceExhausted(
+            f"{count} enqueue{'s wait' if count > 1 else ' waits'} for room already, and nobody overtakes them; try again "
+            f"later. The first of them waits because {first.message}",
+            retry_after_ms=first.retry_after_ms,
+        )
+        error.details.update(first.details)
+        return error
 
     def _take_in(self, batch: Batch, request: EnqueueRequest, now_ms: int) -> None:
         answer = apply(self.state, request.command, now_ms, request.arrived_ms, self._ids, batch.events)
