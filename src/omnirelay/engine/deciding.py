@@ -214,8 +214,8 @@ class Decider:
         assert first is not None
         count = len(self._enqueues)
         error = ResourceExhausted(
-            f"{count} enqueue{'s wait' if count > 1 else ' waits'} for room already, and nobody overtakes them; try again "
-            f"later. The first of them waits because {first.message}",
+            f"{count} enqueue{'s wait' if count > 1 else ' waits'} for room already, and nobody overtakes them; "
+            f"try again later. The first of them waits because {first.message}",
             retry_after_ms=first.retry_after_ms,
         )
         error.details.update(first.details)

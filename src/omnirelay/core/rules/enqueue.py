@@ -46,7 +46,8 @@ def decide_enqueue(state: State, command: EnqueueItems, now_ms: int) -> tuple[li
         state.live_count + len(events) > options.capacity or state.live_bytes + size > options.capacity_bytes
     ):
         raise ResourceExhausted(
-            f"the shard holds {state.live_count} items and {state.live_bytes} bytes, and {len(events)} more with {size} bytes do not fit; "
+            f"the shard holds {state.live_count} items and {state.live_bytes} bytes, "
+            f"and {len(events)} more with {size} bytes do not fit; "
             "try again when some are completed, or raise capacity",
             retry_after_ms=RETRY_AFTER_MS,
             capacity=options.capacity,
