@@ -138,7 +138,8 @@ async def test_a_last_event_id_that_no_log_has_is_refused() -> None:
 async def test_a_watch_of_some_types_shows_only_those() -> None:
     async with running_node() as node, Http(node) as http:
         await one_life(http)
-        for query in ("types=LeaseGranted,completed", "Types=leasegranted%2CCompleted", "types=LeaseGranted,%20Completed"):
+        queries = ("types=LeaseGranted,completed", "Types=leasegranted%2CCompleted", "types=LeaseGranted,+Completed")
+        for query in queries:
             kinds = [event["eventType"] for _, event in await history(http, f"from=1&{query}")]
             assert kinds == ["LeaseGranted", "Completed"]
         async with following(http, "types=Completed") as events:

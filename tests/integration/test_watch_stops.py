@@ -76,7 +76,7 @@ async def test_a_watch_that_came_to_the_last_event_says_so() -> None:
     async with running_node() as node, Http(node) as http:
         await http.call("enqueue", {"payload": {"resourceType": "t", "resourceId": "a"}})
         last = node.components[0].shard().last_sequence
-        ends = {"from=1": last, "from=1&types=Completed": last, f"from={last + 5}": last + 4, "": last}
+        ends = {"from=1": last, "from=1&types=Completed": last, f"from={last + 5}": last, "": last}
         for query, at in ends.items():
             response = await http.client.get(f"/v1/{SHARD}/watch?untilCaughtUp=true&{query}")
             assert response.content.endswith(b"event: end\nid: %d\ndata: {}\n\n" % at), query

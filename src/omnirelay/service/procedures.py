@@ -302,7 +302,7 @@ class LeaseVerbs:
         wanted = None if request.types is None else event_types_named(request.types)
         last = shard.last_sequence
         first = last + 1 if request.from_ is None else request.from_
-        end = Message(b"{}", id=str(max(last, first - 1)), kind=ENDED)
+        end = Message(b"{}", id=str(last), kind=ENDED)
         if request.until_caught_up and first > last:
             yield end
             return
