@@ -99,6 +99,9 @@ async def test_a_call_whose_deadline_has_passed_on_arrival_does_nothing(http: Ht
         assert (response.status_code, response.json()["code"]) == (504, "deadline-exceeded")
         assert response.headers["rpc-status"] == "DeadlineExceeded"
     assert (await http.call("stats"))["stats"]["pendingCount"] == 0
+    metrics = (await http.client.get("/metrics")).text.splitlines()
+    [counted] = [line for line in metrics if f'::{verb}"' in line and "DeadlineExceeded" in line]
+    assert counted.endswith(" 3.0")
 
 
 @pytest.mark.parametrize("value", ["", "soon", "nan", "inf", "-inf", "1e999", "12ms", "0x10", "١٢x"])

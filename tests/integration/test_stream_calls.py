@@ -46,6 +46,13 @@ async def test_a_call_is_answered_by_its_deadline_while_the_log_hangs() -> None:
         # A lease call gets what there is, and that is nothing; what the log still grants is released at once.
         assert await peer.call("lease", {"maxItems": 1}, ttlMs=200) == {"leases": []}
         assert await peer.call("lease", {}, ttlMs=200) == {}
+        assert {
+            named: count for named, count in node.calls.calls.items() if named[0].endswith(("enqueue", "lease"))
+        } == {
+            ("resourcelease::enqueue", "websocket", "Ok"): 1,
+            ("resourcelease::enqueue", "websocket", "DeadlineExceeded"): 1,
+            ("resourcelease::lease", "websocket", "Ok"): 2,
+        }
         disk.goes_on.set()
         answer = await peer.call("lease", {"maxItems": 10}, ttlMs=10_000)
         assert [lease["attempt"] for lease in answer["leases"]].count(1) >= 1

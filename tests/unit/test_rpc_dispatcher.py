@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -181,6 +182,33 @@ async def test_calls_are_counted_by_how_they_ended() -> None:
         ("ns::work", "http", "Cancelled"): 1,
     }
     assert sum(meter.durations["ns::work", "http"].counts) == 4
+
+
+@pytest.mark.parametrize("has_late_answer", [False, True])
+async def test_calls_that_their_deadline_ends_are_counted_as_what_they_are_answered_with(has_late_answer: bool) -> None:
+    async def wait(meta: RequestMeta, request: Words) -> Words:
+        await asyncio.Event().wait()
+        return request
+
+    async def slow_layer(call: Call, proceed: Proceed) -> Reply:
+        raise AssertionError("a call that is late already is not worth its time")
+
+    meter = CallMeter()
+    dispatcher = Dispatcher()
+    dispatcher.use(metered(meter), direct=True)
+    late = (lambda request: Reply(b"none")) if has_late_answer else None
+    dispatcher.unary("ns::wait", wait, request=Words, late=late)
+    time = asyncio.get_running_loop().time
+    ended = "Ok" if has_late_answer else "DeadlineExceeded"
+    while not meter.calls["ns::wait", "http", ended]:  # On a machine that stands still it may be late on arrival.
+        with suppress(DeadlineExceeded):
+            await dispatcher.call(call("ns::wait", transport="http", deadline=time() + 0.02))
+    assert meter.calls["ns::wait", "http", "Cancelled"] == 0
+    meter.calls.clear()
+    dispatcher.use(slow_layer)
+    with pytest.raises(DeadlineExceeded):
+        await dispatcher.call(call("ns::wait", transport="http", deadline=time() - 1))
+    assert meter.calls == {("ns::wait", "http", "DeadlineExceeded"): 1}
 
 
 async def test_a_reply_is_taken_at_its_word() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -72,6 +73,18 @@ class Call:
     body: bytes = b""
     request: Any = None
     """What the body says, when a transport has read it already; then there is no body."""
+    limit: asyncio.Timeout | None = None
+    """What cancels the call at its deadline, when the dispatcher keeps it."""
+    overdue: bool = False
+    """Its deadline came first, says whoever keeps it in the dispatcher's place."""
+
+    has_late_answer: bool = False
+    """At its deadline it is answered all the same, and not with an error."""
+
+    @property
+    def cut_off(self) -> bool:
+        """A cancellation is the deadline's, not that of a caller who hung up."""
+        return self.overdue or (self.limit is not None and self.limit.expired())
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -69,6 +70,7 @@ class Dispatcher:
         self.middleware: list[Middleware] = []
         self._chains: dict[str, Proceed] = {}
         self._layers_direct = True
+        self._direct_layers: list[Middleware] = []
         self.draining = False
         self.active = 0
         """Calls being served."""
@@ -157,9 +159,12 @@ class Dispatcher:
         """Put one more layer around every unary call, inside of those that are there.
 
         `direct` promises that it waits for nothing but the call itself. One that does not keeps calls from being
-        driven without a task, which costs each of them a little.
+        driven without a task, which costs each of them a little, and does not see calls whose deadline has passed on
+        arrival.
         """
         self.middleware.append(middleware)
+        if direct:
+            self._direct_layers.append(middleware)
         self._layers_direct = self._layers_direct and direct
         self._chains.clear()
 
@@ -187,8 +192,13 @@ class Dispatcher:
         chain = self._chains.get(procedure.name) or self._chain(procedure)
         self.active += 1
         try:
-            call.meta.remaining_ms()
-            if call.meta.deadline is None or not keeps_deadline:
+            deadline = call.meta.deadline
+            if deadline is None:
+                return await chain(call)
+            if deadline <= time.monotonic():
+                return await self._layered(_passed, self._direct_layers)(call)
+            call.has_late_answer = procedure.late is not None
+            if not keeps_deadline:
                 return await chain(call)
             return await _within_deadline(chain, call, procedure.late)
         except OmniRelayError:
@@ -231,15 +241,22 @@ class Dispatcher:
     def _chain(self, procedure: Procedure) -> Proceed:
         if procedure.serve is None:
             raise Unimplemented(f"{procedure.name} is a stream; ask for text/event-stream", procedure=procedure.name)
-        chain = procedure.serve
-        for layer in reversed(self.middleware):
-            chain = _around(layer, chain)
-        self._chains[procedure.name] = chain
+        chain = self._chains[procedure.name] = self._layered(procedure.serve, self.middleware)
         return chain
+
+    def _layered(self, serve: Proceed, layers: Sequence[Middleware]) -> Proceed:
+        for layer in reversed(layers):
+            serve = _around(layer, serve)
+        return serve
+
+
+async def _passed(call: Call) -> Reply:
+    """In the place of a handler, when the deadline has passed on arrival: layers see such a call, and count it."""
+    raise deadline_passed()
 
 
 async def _within_deadline(chain: Proceed, call: Call, late: Callable[[Call], Reply] | None) -> Reply:
-    limit = asyncio.timeout_at(call.meta.deadline if late is None else call.meta.answer_by)
+    limit = call.limit = asyncio.timeout_at(call.meta.deadline if late is None else call.meta.answer_by)
     try:
         async with limit:
             return await chain(call)

@@ -24,9 +24,16 @@ def metered(meter: CallMeter) -> Middleware:
             status = status_name(error.status)
             raise
         except asyncio.CancelledError:
-            status = "Cancelled"
+            status = _cancelled(call)
             raise
         finally:
             meter.take(call.meta.procedure, call.meta.transport, status, time.perf_counter() - started)
 
     return metered
+
+
+def _cancelled(call: Call) -> str:
+    """What the caller hears of it: nobody else is there to hear of a call that was cancelled for another reason."""
+    if not call.cut_off:
+        return "Cancelled"
+    return "Ok" if call.has_late_answer else "DeadlineExceeded"

@@ -157,6 +157,7 @@ class StreamCalls:
                 self._watch_deadline(running)
                 continue
             self._over(running)
+            running.call.overdue = True
             running.cancel()
             try:
                 outcome: Reply | OmniRelayError = self._dispatcher.too_late(running.call)
