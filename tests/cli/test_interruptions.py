@@ -286,3 +286,45 @@ def test_page_that_can_neither_be_kept_nor_put_back_is_named(tmp_path: Path) -> 
     assert process.returncode == 1
     assert "the 100 items drained last could not be put back" in process.stderr
     assert "are in the node's log only (omnirelay log export)" in process.stderr
+
+
+# -- stdout that takes nothing -------------------------------------------------------------------
+
+
+def test_full_disk_under_stdout_is_said_in_a_line(relay: Relay) -> None:
+    relay.enqueue()
+    arguments = ["--url", relay.url, "-n", relay.namespace]
+    for name, code in (("stats", 1), ("peek", 1), ("why", 4)):
+        more = ["99"] if name == "why" else []
+        with Path("/dev/full").open("wb") as full:
+            process = subprocess.run(
+                command(name, *more, *arguments),
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment(),
+                check=False,
+            )
+        assert process.returncode == code
+        if code == 1:
+            assert process.stderr == "error: cannot write: No space left on device\n"
+
+
+@pytest.mark.parametrize("output", ["table", "json", "jsonl"])
+def test_leases_that_cannot_be_printed_are_named(relay: Relay, output: str) -> None:
+    relay.enqueue()
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.run(
+            command("lease", "-o", output, "--url", relay.url, "-n", relay.namespace),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            check=False,
+        )
+    said, error = process.stderr.splitlines()
+    assert process.returncode == 1
+    assert error == "error: cannot write: No space left on device"
+    head, _, token = said.rpartition(" ")
+    assert head == "leased, but not shown:"
+    relay.ok("complete", token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import sys
@@ -13,7 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from omnirelay.cli.exits import FAILED, INTERRUPTED, Stop, exit_of_error
+from omnirelay.cli.exits import DONE, FAILED, INTERRUPTED, Stop, exit_of_error
 from omnirelay.cli.stopping import Interrupted
 from omnirelay.errors import OmniRelayError
 
@@ -80,24 +81,42 @@ def guarded(function: F) -> F:
 
     @wraps(function)
     def run(*arguments: Any, **options: Any) -> None:
-        try:
-            function(*arguments, **options)
-            sys.stdout.flush()
-        except Stop as stop:
-            complain(stop.message, stop.code)
-            raise typer.Exit(stop.exit_code) from None
-        except OmniRelayError as error:
-            complain(error.message, error.code)
-            raise typer.Exit(exit_of_error(error)) from None
-        except KeyboardInterrupt as interrupted:
-            raise typer.Exit(interrupted.exit_code if isinstance(interrupted, Interrupted) else INTERRUPTED) from None
-        except BrokenPipeError:
-            close_stdout()
-            raise typer.Exit(FAILED) from None
+        code = _code_of(lambda: function(*arguments, **options))
+        # Also after a command that failed: what it printed before may not fit where it goes either.
+        unwritten = _code_of(sys.stdout.flush)
+        if code or unwritten:
+            raise typer.Exit(code or unwritten)
 
     run.__annotations__ = hints
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run  # type: ignore[return-value]
+
+
+def _code_of(work: Callable[[], object]) -> int:
+    """Do it, and say with which exit code it ended; what was wrong is on stderr then."""
+    try:
+        work()
+    except Stop as stop:
+        complain(stop.message, stop.code)
+        return stop.exit_code
+    except OmniRelayError as error:
+        complain(error.message, error.code)
+        return exit_of_error(error)
+    except KeyboardInterrupt as interrupted:
+        return interrupted.exit_code if isinstance(interrupted, Interrupted) else INTERRUPTED
+    except BrokenPipeError:
+        close_stdout()
+        return FAILED
+    except OSError as error:
+        close_stdout()  # It may be what failed, and would fail again when Python flushes it at the end.
+        where = "" if error.filename is None else f"{error.filename}: "
+        what = "cannot write: " if error.errno in _WRITING else ""
+        complain(f"{what}{where}{error.strerror or error}")
+        return FAILED
+    return DONE
+
+
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def complain(message: str, code: str | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -26,7 +27,7 @@ from omnirelay.cli.options import (
     read_json,
 )
 from omnirelay.cli.printing import note, print_answer, short, since
-from omnirelay.cli.rendering import lease_table
+from omnirelay.cli.rendering import lease_table, short_token
 from omnirelay.cli.tokens import FORM, read_tokens
 
 NO_WAIT: Any = "0s"
@@ -92,7 +93,15 @@ def lease(
         answer = client.call("lease", request, wait_ms=wait)
     leases = answer["leases"] if max_items is not None else [answer] if answer else []
     if leases or output is not Format.TABLE:
-        print_answer(output, answer, leases, lambda: lease_table(leases))
+        try:
+            print_answer(output, answer, leases, lambda: lease_table(leases))
+            sys.stdout.flush()
+        except OSError:
+            # Nobody else can have these items until the leases run out, so somebody has to hear of them.
+            tokens = [short_token(lease["ownershipToken"]) or "" for lease in leases]
+            if tokens:
+                note(f"leased, but not shown: {' '.join(tokens)}")
+            raise
     if not leases:
         note("nothing to lease")
         raise Stop(NOTHING)
