@@ -121,7 +121,13 @@ _NODE_KEYS = [
     key_for(_NODE, "data", Text(), _directory, "Directory of the node's files, relative to the working directory."),
     key_for(_NODE, "host", Text(), _host, "Address to listen on."),
     key_for(_NODE, "port", Whole(), _PORT, "HTTP port; 0 takes a free one."),
-    key_for(_NODE, "grpc_port", Auto(Whole()), _PORT, 'gRPC port; "auto" is the HTTP port + 1.'),
+    key_for(
+        _NODE,
+        "grpc_port",
+        Auto(Whole()),
+        _PORT,
+        'Kept for a later version, where "auto" is the HTTP port + 1. This one serves no gRPC: nothing listens there.',
+    ),
     key_for(
         _NODE,
         "allowed_hosts",

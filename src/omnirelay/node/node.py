@@ -107,6 +107,13 @@ class Node:
     async def start(self) -> None:
         """Listen and recover. Raises when the port is taken or a log cannot be opened; then nothing is left running."""
         listener = self._listen()
+        grpc_port = self.settings.node.grpc_port
+        if grpc_port is not None:
+            # The key is there to stay, so it is no error; but nobody should wait for an answer on that port.
+            _log.warning(
+                "grpc_not_served",
+                extra={"grpc_port": grpc_port, "reason": "this version serves HTTP only; nothing listens on grpc_port"},
+            )
         config = uvicorn.Config(
             self.application,
             http=BoundedHttpProtocol,

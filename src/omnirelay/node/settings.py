@@ -46,7 +46,7 @@ class NodeSection(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 7070
     """0 takes a free one."""
     grpc_port: int | None = None
-    """None: the HTTP port + 1."""
+    """Of a later version: nothing listens there yet, and a node that is given one says so."""
     allowed_hosts: tuple[str, ...] = ()
     """Names it is asked under besides addresses, localhost and `host`. Empty: on loopback no others, elsewhere any."""
     log_level: LogLevel = "info"
