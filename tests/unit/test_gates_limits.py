@@ -13,7 +13,21 @@ from omnirelay.core.options import Limit, QueueOptions
 from omnirelay.core.payload import NewItem
 from omnirelay.errors import InvalidArgument
 from tests.builders import Kernel, new_item
-from tests.gates import ENDS, SECOND, fill, ids, in_partition, keep_lanes, of_tenant, pause, resume, tenants, types
+from tests.gates import (
+    ENDS,
+    SECOND,
+    fill,
+    gates,
+    grant_and_complete,
+    ids,
+    in_partition,
+    keep_lanes,
+    of_tenant,
+    pause,
+    resume,
+    tenants,
+    types,
+)
 
 By = Literal["type", "tenant", "key"]
 KINDS: tuple[By, ...] = ("type", "tenant", "key")
@@ -480,3 +494,24 @@ def test_options_of_another_kind_are_refused_and_change_nothing() -> None:
     kernel = Kernel()
     error = kernel.refusal(cmd.ChangeOptions({"limits": []}))  # type: ignore[arg-type]
     assert (error.code, error.details["field"]) == ("resourcelease.options.invalid", "options")
+
+
+# -- turns ---------------------------------------------------------------------------------------
+
+
+def test_types_take_turns_under_the_limit_of_their_tenant() -> None:
+    """All of them are held back whenever one has a lease, and the oldest comes back first: not always with its turn."""
+    kernel = limited("tenant", 1)
+    kernel.enqueue(*[of_tenant("acme", str(n), resource_type=name) for name in ("table", "view") for n in range(4)])
+    assert types(grant_and_complete(kernel, 8)) == ["table", "view"] * 4
+
+
+def test_an_item_that_only_a_limit_holds_back_is_next_when_there_is_room() -> None:
+    kernel = limited("tenant", 2)
+    kernel.enqueue(*[of_tenant("acme", str(n), resource_type=name) for name in ("table", "view") for n in range(2)])
+    grant_and_complete(kernel, 1)
+    kernel.enqueue(of_tenant("acme", "heavy", weight=2, priority=0))
+    lease = kernel.lease_one()
+    assert [gate.gate for gate in gates(kernel, 3)] == ["limit"]
+    kernel.complete(lease.token)
+    assert gates(kernel, 3) == []

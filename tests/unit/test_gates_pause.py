@@ -13,9 +13,10 @@ from omnirelay.core.evolve import evolve
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import Caller, NewItem
 from omnirelay.core.rules.pausing import PAUSES_MAX
+from omnirelay.core.snapshot import digest
 from omnirelay.errors import InvalidArgument, Unavailable
-from tests.builders import WORKER, Kernel, new_item
-from tests.gates import SECOND, ids, of_tenant, pause, resume
+from tests.builders import WORKER, Kernel, new_item, replay
+from tests.gates import SECOND, gates, ids, of_tenant, pause, resume, through_snapshot
 
 OPERATOR = Caller(principal="operator")
 SCOPES: list[dict[str, str]] = [{}, {"resource_type": "table"}, {"tenant": "acme"}]
@@ -450,3 +451,67 @@ def test_there_is_a_most_number_of_pauses() -> None:
     error = kernel.refusal(cmd.PauseScope(tenant="one more"))
     assert (error.code, error.details["field"]) == ("resourcelease.scope.invalid", "scope")
     assert len(pause(kernel, tenant="t7", reason="again")) == PAUSES_MAX
+
+
+# -- turns ---------------------------------------------------------------------------------------
+
+
+def shared_by_two(names: tuple[str, str]) -> Kernel:
+    """Two types of one tenant, of which the first had its turn: the next grant is item 5, of the other."""
+    kernel = Kernel()
+    kernel.enqueue(*[of_tenant("acme", str(n), resource_type=name) for name in names for n in range(4)])
+    taken = kernel.lease_one(resource_types=(names[0],))
+    assert taken.payload.resource_type == names[0]
+    assert gates(kernel, 5) == []
+    return kernel
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+@pytest.mark.parametrize(
+    "scopes",
+    [
+        [{"tenant": "acme"}],
+        [{"resource_type": "a"}, {"resource_type": "b"}],
+        [{"resource_type": "b"}, {"resource_type": "a"}],
+        [{"tenant": "acme"}, {"resource_type": "b"}],
+        [{"resource_type": "b"}, {"tenant": "acme"}],
+        [{}],
+    ],
+)
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_nobody_loses_a_turn_to_a_pause_of_all(
+    names: tuple[str, str], scopes: list[dict[str, str]], by_itself: bool
+) -> None:
+    kernel = shared_by_two(names)
+    for scope in scopes:
+        pause(kernel, **scope, until_ms=kernel.now_ms + SECOND if by_itself else None)
+    assert {gate.gate for gate in gates(kernel, 5)} <= {"pause"}
+    if by_itself:
+        kernel.pass_time(SECOND)
+    else:
+        for scope in scopes:
+            resume(kernel, **scope)
+    assert gates(kernel, 5) == []
+    assert ids(kernel.lease()) == [5]
+
+
+@pytest.mark.parametrize("scopes", [("a", "b"), ("b", "a")])
+def test_pauses_that_end_together_do_so_in_the_same_order_after_a_snapshot(scopes: tuple[str, str]) -> None:
+    kernel = shared_by_two(("a", "b"))
+    for name in scopes:
+        pause(kernel, resource_type=name, until_ms=kernel.now_ms + SECOND)
+    recovered, written = through_snapshot(kernel.state), len(kernel.events)
+    kernel.pass_time(SECOND)
+    assert digest(replay(kernel.events[written:], recovered)) == kernel.digest() == digest(kernel.replayed())
+
+
+def test_that_nobody_had_a_turn_since_a_pause_is_part_of_a_snapshot() -> None:
+    kernel = shared_by_two(("a", "b"))
+    for name in ("a", "b"):
+        pause(kernel, resource_type=name)
+    resume(kernel, resource_type="a")
+    kernel.state = through_snapshot(kernel.state)
+    assert digest(kernel.replayed()) == kernel.digest()
+    resume(kernel, resource_type="b")
+    assert digest(kernel.replayed()) == kernel.digest()
+    assert ids(kernel.lease(2)) == [5, 2]

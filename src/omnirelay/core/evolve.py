@@ -342,9 +342,11 @@ def _evolve_time(state: State, event: ev.TimeAdvanced) -> None:
         state.ready.enter(item)
     if due:
         state.schedule.admit_all(due, now_ms, were_delayed=True)
-    for pause in list(state.pauses.values()):
-        if pause.until is not None and pause.until <= now_ms:
-            _end_pause(state, pause.resource_type, pause.tenant, now_ms)
+    # In an order that a snapshot has too: not in that in which they happened to be made.
+    over = [scope for scope, pause in state.pauses.items() if pause.until is not None and pause.until <= now_ms]
+    for scope in sorted(over):
+        pause = state.pauses[scope]
+        _end_pause(state, pause.resource_type, pause.tenant, now_ms)
     options = state.options
     finished = state.finished
     for _ in range(FORGET_MAX):

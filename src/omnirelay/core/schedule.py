@@ -22,7 +22,7 @@ from omnirelay.core.lanes import Lane, Level, Share
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.pauses import Pause
 from omnirelay.core.scopes import Scope, Scopes
-from omnirelay.core.turns import SCALE
+from omnirelay.core.turns import SCALE, Turns
 from omnirelay.core.waiting import CLASSES
 
 NEVER: Final = 1 << 62
@@ -587,6 +587,11 @@ class Schedule:
             level = share.level
             if share.time > level.turns.highest:
                 level.turns.highest = share.time
+        for turns in self._turns():
+            turns.still = not turns.live
+
+    def _turns(self) -> list[Turns]:
+        return [level.turns for level in self.levels] + [share.turns for share in self._shares()]
 
 
 def _first_three(entry: tuple[int, int, str, Lane]) -> tuple[int, int, str]:

@@ -98,6 +98,14 @@ class _ScheduleChunk(msgspec.Struct, array_like=True, tag="schedule"):
     records: list[_LevelRow]
 
 
+class _StillChunk(msgspec.Struct, array_like=True, tag="still"):
+    """Classes, and shares of a class by their type, in which nobody has had a turn since nobody could. Left out when
+    there is none, which is so wherever neither a pause nor a limit held everybody back.
+    """
+
+    records: list[tuple[int, str | None]]
+
+
 class _ClosureChunk(msgspec.Struct, array_like=True, tag="closures"):
     """What keeps intake closed, by name. Left out while nothing from outside ever did, so that digests stay as they
     were before there was such a thing.
@@ -110,7 +118,7 @@ class _ClosureChunk(msgspec.Struct, array_like=True, tag="closures"):
 _encode = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(Header).decode
 _decode_chunk = msgspec.msgpack.Decoder(
-    _ItemChunk | _EndedChunk | _RequestChunk | _ScheduleChunk | _ClosureChunk
+    _ItemChunk | _EndedChunk | _RequestChunk | _ScheduleChunk | _StillChunk | _ClosureChunk
 ).decode
 
 
@@ -148,6 +156,9 @@ def dump(state: State) -> tuple[bytes, Iterator[bytes]]:
 
 def _dump_chunks(state: State) -> Iterator[bytes]:
     yield _encode(_ScheduleChunk([_level_row(level) for level in state.schedule.levels]))
+    still = _still_rows(state.schedule)
+    if still:
+        yield _encode(_StillChunk(still))
     if state.closures_at is not None:
         closures = [state.closures[cause] for cause in sorted(state.closures)]
         yield _encode(_ClosureChunk(closures, state.closures_at))
@@ -179,6 +190,15 @@ def _level_row(level: Level) -> _LevelRow:
     return _LevelRow(level.waiting_since, level.closed_at, level.guarded_at, level.turns.floor, shares)
 
 
+def _still_rows(schedule: Schedule) -> list[tuple[int, str | None]]:
+    rows: list[tuple[int, str | None]] = []
+    for level in schedule.levels:
+        if level.turns.still_matters:
+            rows.append((level.number, None))
+        rows += [(level.number, name) for name, share in sorted(level.shares.items()) if share.turns.still_matters]
+    return rows
+
+
 def _sliced(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
     for start in range(0, len(records), CHUNK_RECORDS):
         yield records[start : start + CHUNK_RECORDS]
@@ -197,6 +217,7 @@ def load(header: bytes, chunks: Iterable[bytes]) -> State:
         _load_pauses(state, head)
         items: list[Item] = []
         levels = 0
+        still: list[tuple[int, str | None]] = []
         for chunk in chunks:
             decoded = _decode_chunk(chunk)
             if isinstance(decoded, _ItemChunk):
@@ -204,6 +225,8 @@ def load(header: bytes, chunks: Iterable[bytes]) -> State:
             elif isinstance(decoded, _ScheduleChunk):
                 levels += len(decoded.records)
                 _load_schedule(state.schedule, decoded.records)
+            elif isinstance(decoded, _StillChunk):
+                still += decoded.records
             elif isinstance(decoded, _ClosureChunk):
                 state.closures = {closure.cause: closure for closure in decoded.records}
                 state.closures_at = decoded.changed_at
@@ -218,6 +241,7 @@ def load(header: bytes, chunks: Iterable[bytes]) -> State:
     state.generation = head.generation
     state.next_sequence_id = head.next_sequence_id
     _load_items(state, items)
+    _load_still(state.schedule, still)
     found = (len(state.items), len(state.ended), len(state.requests), levels)
     if found != (head.items, head.ended_leases, head.requests, CLASSES):
         raise LogDamaged(f"the snapshot holds {found} records, its header says otherwise")
@@ -272,6 +296,16 @@ def _load_schedule(schedule: Schedule, rows: list[_LevelRow]) -> None:
             share.turns.floor = share_row.floor
             for tenant, time in share_row.lanes:
                 schedule.new_lane(share, tenant).time = time
+
+
+def _load_still(schedule: Schedule, rows: list[tuple[int, str | None]]) -> None:
+    for number, resource_type in rows:
+        level = schedule.levels[number] if 0 <= number < CLASSES else None
+        share = None if level is None or resource_type is None else level.shares.get(resource_type)
+        if level is None or (resource_type is not None and share is None):
+            raise LogDamaged(f"the snapshot speaks of turns in class {number} that it does not hold")
+        turns = level.turns if share is None else share.turns
+        turns.still = True
 
 
 def _fence(item: Item) -> int:

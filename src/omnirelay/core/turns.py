@@ -1,8 +1,10 @@
 """Taking turns by virtual time: the member with the lowest time is next, and a turn costs it time.
 
 A member that comes back joins at the lowest time of those that are in, or at its own if that is later:
-being away neither saves up turns nor loses any. Members that have nothing to offer are not in; what they are
-remembered by is their time, and once everybody else has passed that, nothing is left to remember.
+being away neither saves up turns nor loses any. Where nobody was in, time has stood still: until somebody has a turn
+again, whoever comes joins where the last one was, so that it does not matter who comes back first. Members that have
+nothing to offer are not in; what they are remembered by is their time, and once everybody else has passed that,
+nothing is left to remember.
 Ties are broken by name, so the order follows from names and times alone.
 """
 
@@ -42,7 +44,7 @@ class Turns:
     the heap holds (time, name, ticket, member), and its first entry is always a live one.
     """
 
-    __slots__ = ("_heap", "_tickets", "first", "floor", "highest", "live")
+    __slots__ = ("_heap", "_tickets", "first", "floor", "highest", "live", "still")
 
     def __init__(self) -> None:
         self.first: Any = None
@@ -57,10 +59,18 @@ class Turns:
         """The time of the last turn: where a member joins when nobody is in."""
         self.highest = 0
         """The latest time any member has had."""
+        self.still = True
+        """Nobody has had a turn since nobody was in."""
+
+    @property
+    def still_matters(self) -> bool:
+        """Whether that is to be remembered: with nobody in it is always so, and where no time is later than the last
+        turn everybody joins there anyhow."""
+        return self.still and self.live > 0 and self.highest > self.floor
 
     def least(self) -> int:
         """The time at which somebody would join now."""
-        if not self.live:
+        if self.still:
             return self.floor
         first: Member = self.first
         return first.time
@@ -99,6 +109,7 @@ class Turns:
         """The member has its turn, and leaves with it unless it stays."""
         first: Member = self.first
         self.floor = first.time
+        self.still = False
         member.time = time = member.time + cost
         if time > self.highest:
             self.highest = time
@@ -120,6 +131,7 @@ class Turns:
         live = self.live
         if not live:
             self.first = None
+            self.still = True
             if heap:
                 heap.clear()
             return
