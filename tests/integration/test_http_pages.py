@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import jsonschema_rs
+import msgspec
 import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
@@ -433,3 +434,15 @@ async def test_the_page_shows_every_procedure_and_its_links_lead_somewhere(node:
             assert (await http.client.get(target)).status_code == 200, target
     for example in re.findall(r"<textarea[^>]*>(.*?)</textarea>", text):
         json.loads(example.replace("&quot;", '"'))
+
+
+async def test_forms_begin_with_requests_of_their_procedures_that_do_little_harm(node: Node, http: Http) -> None:
+    text = (await http.client.get("/docs")).text
+    forms = re.findall(r'data-path="/v1/([^"]+)"><textarea[^>]*>(.*?)</textarea>', text)
+    examples = {path.replace("/", "::"): json.loads(example.replace("&quot;", '"')) for path, example in forms}
+    for name, example in examples.items():
+        fields = {each.encode_name for each in msgspec.structs.fields(node.dispatcher.find(name).request)}
+        assert set(example) <= fields, name
+    assert examples[f"{http.namespace}::drain"] == {"maxItems": 1}
+    assert "resourceType" in examples[f"{http.namespace}::pause"]
+    assert "sink" in examples["replication::pause"]

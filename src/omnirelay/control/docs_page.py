@@ -18,7 +18,13 @@ _EXAMPLES: dict[str, Any] = {
     "pause": {"resourceType": "table", "reason": "maintenance"},
     "resume": {"resourceType": "table"},
     "peek": {"state": "ready"},
+    # Whoever presses the button to see what happens must not empty a shard.
+    "drain": {"maxItems": 1},
+    "replication::pause": {"sink": "NAME"},
+    "replication::resume": {"sink": "NAME"},
+    "replication::reset": {"sink": "NAME", "shard": "NAME", "sequence": 0},
 }
+"""What a form begins with, by verb; the procedures of sinks share verbs with those of shards."""
 
 
 def docs_page(document: dict[str, Any]) -> bytes:
@@ -41,7 +47,7 @@ def _section(path: str, method: str, operation: dict[str, Any], schemas: dict[st
     if method == "get":
         return f"<section>{head}{text}<pre>curl -N http://HOST{escape(path)}</pre></section>"
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    body = json.dumps(_EXAMPLES.get(verb, {}))
+    body = json.dumps(_EXAMPLES.get(f"{namespace}::{verb}") or _EXAMPLES.get(verb, {}))
     form = (
         f'<form data-path="{escape(path)}"><textarea name="body" rows="4" spellcheck="false">{escape(body)}</textarea>'
         '<button>Call</button><pre class="answer" hidden></pre></form>'
