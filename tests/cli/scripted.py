@@ -11,7 +11,16 @@ from typing import Any
 
 from tests.cli.conftest import Relay
 
-Answer = bytes | None | Callable[[], bytes | None]
+
+class Refused:
+    """An answer that is an error."""
+
+    def __init__(self, http: int, code: str, metadata: dict[str, str]) -> None:
+        self.http = http
+        self.body = json.dumps({"code": code, "message": "no", "metadata": metadata}).encode()
+
+
+Answer = bytes | None | Refused | Callable[[], bytes | None]
 
 
 class Scripted(Relay):
@@ -33,11 +42,14 @@ def server(*answers: Answer) -> Iterator[Scripted]:
             received = self.rfile.read(int(self.headers["content-length"]))
             asked.append((self.path.rpartition("/")[2], json.loads(received)))
             answer = next(coming)
+            http = answer.http if isinstance(answer, Refused) else 200
+            if isinstance(answer, Refused):
+                answer = answer.body
             body = answer() if callable(answer) else answer
             if body is None:
                 self.close_connection = True
                 return
-            self.send_response(200)
+            self.send_response(http)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.conftest import Relay
 from tests.cli.processes import DevNode, command, environment
+from tests.cli.scripted import Refused, server
 from tests.patience import PATIENCE_S
 
 
@@ -261,3 +262,35 @@ def test_release_hands_the_item_back_without_burning_the_attempt(relay: Relay) -
     assert (item(relay, 1)["state"], item(relay, 1)["attempt"]) == ("ready", 1)
     relay.ok("release", relay.lease(), "--delay", "1h")
     assert item(relay, 1)["state"] == "delayed"
+
+
+def test_batches_that_are_too_large_for_a_node_are_sent_in_parts(relay: Relay, tmp_path: Path) -> None:
+    lines = "".join(f'{{"resourceType": "t", "resourceId": "r{number}"}}\n' for number in range(9_000))
+    assert relay.ok("enqueue", "--from", "-", "--batch", 10_000, text=lines).out == "enqueued 9000 items\n"
+    file = tmp_path / "pending.jsonl"
+    relay.ok("drain", "--to", file)
+    drained = [json.loads(line)["payload"]["resourceId"] for line in file.read_text().splitlines()]
+    assert drained == [f"r{number}" for number in range(9_000)]
+    assert relay.ok("restore", "--from", file, "--batch", 10_000).out == "restored 9000 items, 0 were there already\n"
+
+
+def test_parts_of_a_batch_are_as_small_as_they_must_be_and_name_their_lines() -> None:
+    refused = Refused(413, "resourcelease.payload.too_large", {"field": "items"})
+    accepted = json.dumps({"results": [{"sequenceId": 1, "duplicate": False}] * 2, "stats": {}}).encode()
+    bad = Refused(400, "resourcelease.priority.invalid", {"index": "1"})
+    lines = "".join(f'{{"resourceType": "t", "resourceId": "r{number}"}}\n' for number in range(1, 7))
+    with server(refused, accepted, bad) as node:
+        said = node.run("enqueue", "--from", "-", "--batch", 4, text=lines)
+    sent = [[item["payload"]["resourceId"] for item in body["items"]] for _, body in node.asked]
+    assert sent == [["r1", "r2", "r3", "r4"], ["r1", "r2"], ["r3", "r4"]]
+    assert said.code == 2
+    assert "line 4: " in said.err
+    assert "2 items up to line 2 were accepted and stay, go on from line 3" in said.err
+
+
+def test_item_that_is_too_large_by_itself_is_not_divided() -> None:
+    refused = Refused(413, "resourcelease.payload.too_large", {"index": "1"})
+    with server(refused) as node:
+        said = node.run("enqueue", "--from", "-", text='{"resourceType": "t", "resourceId": "r"}\n' * 2)
+    assert said.code == 2
+    assert "line 2: " in said.err

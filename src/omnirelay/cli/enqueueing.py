@@ -76,7 +76,7 @@ def enqueue(
         str | None, typer.Option("--partition-key", help="Instead of the resource id.", metavar="KEY")
     ] = None,
     wait: Annotated[int | None, duration("--wait", help="Wait for room when the queue is full.")] = None,
-    batch: Annotated[int, typer.Option("--batch", help="Items per call with --from.", min=1, max=10_000)] = 500,
+    batch: Annotated[int, typer.Option("--batch", help="Most items per call with --from.", min=1, max=10_000)] = 500,
     url: Url = DEFAULT_URL,
     namespace: Namespace = DEFAULT_NAMESPACE,
     output: Output = Format.TABLE,
