@@ -274,8 +274,10 @@ async def test_a_request_over_the_limit_of_http_is_too_large(http: Http) -> None
 async def test_another_payload_under_the_same_request_id_is_a_conflict(http: Http) -> None:
     one = {"payload": {"resourceType": "t", "resourceId": "r", "requestId": "x"}}
     await http.call("enqueue", one)
-    other = await http.post("enqueue", {"payload": {**one["payload"], "resourceId": "q"}})
-    refused(other, 409, "ALREADY_EXISTS", "resourcelease.request_id.conflict")
+    other = {"payload": {**one["payload"], "resourceId": "q"}}
+    for body, index in ((other, None), ({"items": [other]}, "0"), ({"items": [ITEM, other]}, "1")):
+        found = refused(await http.post("enqueue", body), 409, "ALREADY_EXISTS", "resourcelease.request_id.conflict")
+        assert found["metadata"].get("index") == index, "only batches have one"
 
 
 @pytest.mark.parametrize("verb", ["heartbeat", "complete", "fail", "release"])
@@ -373,8 +375,11 @@ async def test_more_waiting_lease_calls_than_allowed_are_told_to_come_back() -> 
 async def test_an_intake_that_is_paused_says_so(http: Http) -> None:
     await http.call("pause", {"intake": True, "reason": "repair"})
     response = await http.post("enqueue", ITEM)
-    refused(response, 503, "UNAVAILABLE", "error.resourcelease.paused")
+    body = refused(response, 503, "UNAVAILABLE", "error.resourcelease.paused")
+    assert "index" not in body.get("metadata", {})
     assert int(response.headers["retry-after"]) >= 1
+    batch = await http.post("enqueue", {"items": [ITEM, ITEM]})
+    assert refused(batch, 503, "UNAVAILABLE", "error.resourcelease.paused")["metadata"]["index"] == "0"
 
 
 async def test_a_node_that_drains_takes_no_call_but_still_shows_its_pages(node: Node, own: Http) -> None:
@@ -459,6 +464,12 @@ async def test_errors_of_the_log_keep_their_code(
 
     node.dispatcher.unary("test::fail", fail, request=dict[str, Any])
     refused(await own.client.post("/v1/test/fail", content=b"{}"), http_status, status, error.code)
+
+
+async def test_a_stream_that_is_posted_to_says_how_it_is_asked_for(http: Http) -> None:
+    for verb, advice in (("stream", "connect with a WebSocket"), ("watch", "GET it as text/event-stream")):
+        body = refused(await http.post(verb), 501, "UNIMPLEMENTED", "unimplemented")
+        assert body["message"] == f"{http.namespace}::{verb} is a stream; {advice}"
 
 
 async def test_an_unknown_procedure_is_unimplemented(http: Http) -> None:

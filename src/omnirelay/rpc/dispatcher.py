@@ -240,7 +240,8 @@ class Dispatcher:
 
     def _chain(self, procedure: Procedure) -> Proceed:
         if procedure.serve is None:
-            raise Unimplemented(f"{procedure.name} is a stream; ask for text/event-stream", procedure=procedure.name)
+            how = "connect with a WebSocket" if procedure.shape == "duplex" else "GET it as text/event-stream"
+            raise Unimplemented(f"{procedure.name} is a stream; {how}", procedure=procedure.name)
         chain = self._chains[procedure.name] = self._layered(procedure.serve, self.middleware)
         return chain
 

@@ -118,8 +118,11 @@ class LeaseVerbs:
         wait_ms = meta.wait_ms(request.wait_ms, without_deadline_ms=0)
         try:
             answer = await self._shard().enqueue(items, caller=caller_of(meta), wait_ms=wait_ms)
-        except InvalidArgument as error:
-            if batch and len(items) == 1:
+        except OmniRelayError as error:
+            # The shard knows a single item only as a batch of one.
+            if not batch:
+                error.details.pop("index", None)
+            elif len(items) == 1 and isinstance(error, InvalidArgument):
                 error.details.setdefault("index", 0)
             raise
         return out.enqueue_answer(answer, batch=batch)
