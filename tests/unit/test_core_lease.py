@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from omnirelay.core import commands as cmd
-from omnirelay.core.options import QueueOptions
+from omnirelay.core.options import MIB, QueueOptions
 from omnirelay.core.payload import Caller, OwnershipToken
 from tests.builders import Kernel, new_item
 
@@ -27,6 +27,16 @@ def last_error(kernel: Kernel) -> tuple[str, str | None]:
 
 
 # -- grants --------------------------------------------------------------------------------------
+
+
+def test_a_call_gets_no_further_item_behind_six_mebibytes_and_at_least_one() -> None:
+    kernel = Kernel(QueueOptions(body_limit=4 * MIB))
+    for size in (1 * MIB, 5 * MIB // 2, 5 * MIB // 2, 1, 1, 4 * MIB, 4 * MIB, 4 * MIB):
+        kernel.enqueue(new_item(body=b"x" * size))
+    assert [each.token.sequence_id for each in kernel.lease(8)] == [1, 2, 3, 4]
+    assert [each.token.sequence_id for each in kernel.lease(8)] == [5, 6, 7]
+    assert [each.token.sequence_id for each in kernel.lease(8)] == [8]
+    assert kernel.lease(8) == []
 
 
 def test_a_grant_says_whose_it_is_and_for_how_long() -> None:

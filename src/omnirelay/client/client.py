@@ -227,7 +227,9 @@ class Client:
         tenants: Sequence[str] | None = None,
         request_id: str | None = None,
     ) -> list[out.Lease]:
-        """Up to `max_items` leases; an empty list when none came within `wait_ms`."""
+        """Up to `max_items` leases, the last of them the one that takes their bodies beyond 6 MiB; an empty list when
+        none came within `wait_ms`.
+        """
         request = asked.LeaseRequest(
             peer_id=peer_id,
             max_items=max_items,

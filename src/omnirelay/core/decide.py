@@ -22,6 +22,7 @@ from omnirelay.core.cycle import complete, lease_out
 from omnirelay.core.evolve import evolve_all
 from omnirelay.core.intake import caller_bytes, check_caller, check_grant, check_storable
 from omnirelay.core.items import COMPLETE
+from omnirelay.core.options import COMMAND_BYTES_MAX
 from omnirelay.core.payload import Caller, OwnershipToken
 from omnirelay.core.rules.acknowledge import (
     PLAIN_COMPLETE,
@@ -139,7 +140,9 @@ def _apply_plain_complete(
 
 
 def apply_grants(state: State, command: Any, now_ms: int, ids: Ids, out: list[ev.Event]) -> list[GrantedLease]:
-    """Grant up to `items_max` leases; a repeat by request id gets what it still holds, and nothing new."""
+    """Grant up to `items_max` leases, but none behind as many bytes as a command may have: whatever answers with them
+    holds all of it at once. A repeat by request id gets what it still holds, and nothing new.
+    """
     check_grant(command, state.options)
     caller, items_max, wanted_ms, request_id, _types, _tenants = _astuple(command)
     if request_id is not None:
@@ -160,8 +163,9 @@ def apply_grants(state: State, command: Any, now_ms: int, ids: Ids, out: list[ev
     principal = caller.principal
     only = filter_of(command)
     schedule = state.schedule
+    bytes_left: int = COMMAND_BYTES_MAX
     for _ in range(items_max):
-        if not schedule.offering:
+        if not schedule.offering or bytes_left < 0:
             break
         if only is None and schedule.grants < schedule.guard_at:
             item, guard = schedule.first(), False
@@ -176,6 +180,7 @@ def apply_grants(state: State, command: Any, now_ms: int, ids: Ids, out: list[ev
         lease = lease_out(state, item, fence, now_ms, token, deadline, owner, principal, key, guard)
         state.sequence = fence
         state.time = now_ms
+        bytes_left -= item.size
         granted.append(describe_grant(item, lease, expires_at, expires_in, heartbeat_after))
     return granted
 

@@ -267,7 +267,8 @@ class Shard(Operating):
         resource_types: Sequence[str] | None = None,
         tenants: Sequence[str] | None = None,
     ) -> list[GrantedLease]:
-        """Up to `max_items` leases; an empty list when none came within `wait_ms`.
+        """Up to `max_items` leases, the last of them the one that takes their bodies beyond 6 MiB; an empty list when
+        none came within `wait_ms`.
 
         Calls that wait are served in the order they came. With a `request_id` a repeat of the call gets
         the same leases as long as they live. `resource_types` are globs; a call that names types or tenants looks
