@@ -9,9 +9,12 @@ import msgspec
 import pytest
 
 from omnirelay.core import commands as cmd
+from omnirelay.core.answers import CompleteAnswer
+from omnirelay.core.decide import acknowledge_all
 from omnirelay.core.events import RestoredItem
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import Caller, ErrorInfo, NewItem, OwnershipToken
+from omnirelay.core.views import locate
 from omnirelay.errors import AlreadyExists, FailedPrecondition, InvalidArgument, PermissionDenied
 from tests.builders import WORKER, Kernel, new_item, payload
 
@@ -278,6 +281,44 @@ def test_a_request_id_with_another_payload_is_a_conflict(kernel: Kernel) -> None
     assert (error.code, error.details["field"]) == ("resourcelease.request_id.conflict", "requestId")
 
 
+# -- what is no command at all -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "thing", [None, 1, "complete", OwnershipToken(1, 1, "x"), new_item(), [], {}, object(), Kernel]
+)
+def test_what_is_no_command_is_refused(kernel: Kernel, thing: Any) -> None:
+    error = kernel.refusal(thing)
+    assert isinstance(error, InvalidArgument)
+    assert error.details["field"] == "command"
+
+
+@pytest.mark.parametrize("thing", [None, 1, "complete", OwnershipToken(1, 1, "x")])
+def test_what_is_no_acknowledgement_is_refused_beside_those_that_are(kernel: Kernel, thing: Any) -> None:
+    kernel.enqueue()
+    outcomes: list[Any] = []
+    commands = [thing, cmd.CompleteItem(kernel.lease_one().token)]
+    acknowledge_all(kernel.state, commands, kernel.now_ms, kernel.now_ms, kernel.ids, [], [], outcomes, 100, 100)
+    assert isinstance(outcomes[0], InvalidArgument)
+    assert outcomes[1] == CompleteAnswer()
+
+
+@pytest.mark.parametrize("tokens", [None, 1, [1], [[]], [None]])
+def test_what_is_no_token_cannot_be_given_back(kernel: Kernel, tokens: Any) -> None:
+    assert isinstance(kernel.refusal(cmd.ReturnUndelivered(tokens)), InvalidArgument)
+
+
+@pytest.mark.parametrize(
+    ("request_id", "caller"), [("r1", "me"), ("r1", None), (object(), Caller()), (b"r1", Caller())]
+)
+def test_an_item_is_not_looked_for_by_what_is_no_request_id_or_caller(
+    kernel: Kernel, request_id: Any, caller: Any
+) -> None:
+    kernel.enqueue(new_item(request_id="r1"))
+    with pytest.raises(InvalidArgument):
+        locate(kernel.state, None, request_id, caller)
+
+
 # -- restore -------------------------------------------------------------------------------------
 
 
@@ -306,7 +347,13 @@ def restored(**fields: Any) -> RestoredItem:
         (restored(undelivered="2"), "undelivered"),
         (restored(undelivered=1_000_001), "undelivered"),
         (restored(last_error=ErrorInfo("\0")), "lastError"),
+        (restored(last_error=ErrorInfo(None)), "lastError"),  # type: ignore[arg-type]
+        (restored(last_ownership_token=OwnershipToken(1, 1, None, 1)), "lastOwnershipToken"),  # type: ignore[arg-type]
         (restored(last_ownership_token=OwnershipToken(1, 1, "", 1)), "lastOwnershipToken"),
+        (restored(last_ownership_token=OwnershipToken(1, 1, "x", (1 << 62) + 1)), "lastOwnershipToken"),
+        (restored(last_ownership_token=(1, 1, "x", 1)), "lastOwnershipToken"),
+        (restored(attempt=(1 << 62) + 1), "attempt"),
+        (restored(sequence_id=(1 << 62) + 1), "sequenceId"),
         (restored(last_ownership_token=OwnershipToken(1, 1, "x", -1)), "lastOwnershipToken"),
         (restored(progress=msgspec.Raw(b"}{")), "progress"),
         (restored(request_key="text"), "requestKey"),
@@ -317,6 +364,21 @@ def test_a_bad_item_to_restore_refuses_all_and_is_named_by_its_index(kernel: Ker
     error = kernel.refusal(cmd.RestoreItems([restored(sequence_id=1), bad]))
     assert isinstance(error, InvalidArgument)
     assert (error.details["field"], error.details["index"]) == (field, 1)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        restored(last_error=ErrorInfo(None)),  # type: ignore[arg-type]
+        restored(last_error=ErrorInfo("x", 7)),  # type: ignore[arg-type]
+        restored(last_ownership_token=OwnershipToken(1, 1, None, 1)),  # type: ignore[arg-type]
+        restored(progress=None),
+        restored(payload=payload(body=None)),
+        restored(payload=payload(request_id=7)),
+    ],
+)
+def test_an_item_alone_is_checked_like_one_among_others(kernel: Kernel, bad: Any) -> None:
+    assert isinstance(kernel.refusal(cmd.RestoreItems([bad])), InvalidArgument)
 
 
 def test_an_empty_progress_in_a_restore_does_not_spoil_the_log(kernel: Kernel) -> None:

@@ -14,7 +14,8 @@ from omnirelay.core.evolve import evolve
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.core.snapshot import digest
-from omnirelay.errors import ResourceExhausted
+from omnirelay.errors import FailedPrecondition, ResourceExhausted
+from omnirelay.log.base import FRAME_BYTES_MAX
 from tests.builders import START_MS, Kernel, new_item, payload
 
 
@@ -245,3 +246,78 @@ def test_an_impossible_count_of_lost_leases_spoils_no_snapshot(undelivered: int)
 def test_an_item_with_impossible_counts_leaves_with_possible_ones(fields: dict[str, int]) -> None:
     page = drained(with_unchecked_item(QueueOptions(), **fields))
     assert restore(Kernel(), page).restored_count == 1
+
+
+# -- what was drained comes in --------------------------------------------------------------------
+
+
+def test_an_id_that_numbering_must_not_jump_to_is_replaced() -> None:
+    there = shard("b")
+    far = [RestoredItem(sequence_id=number, payload=payload(str(number))) for number in (1 << 52, (1 << 52) + 5)]
+    assert restore(there, far).renumbered == [Renumbered((1 << 52) + 5, (1 << 52) + 1)]
+    # This shard numbers from there itself by now.
+    assert there.enqueue() == [(1 << 52) + 2]
+    page = drained(there)
+    assert restore(there, page) == RestoreAnswer(4, 0)
+    assert restore(Kernel(), page).restored_count == 4
+
+
+def test_attempts_beyond_those_that_can_be_asked_for_come_back() -> None:
+    kernel = Kernel()
+    item = RestoredItem(
+        sequence_id=1, payload=payload("a"), attempt=1_000_000, attempt_floor=999_999, max_attempts=1_000_000
+    )
+    restore(kernel, [item])
+    kernel.fail(kernel.lease_one().token)
+    assert restore(kernel, drained(kernel)).restored_count == 1
+    assert kernel.lease_one().attempt == 1_000_001
+
+
+def test_fences_of_a_log_that_was_restored_far_above_come_in_anywhere() -> None:
+    kernel = Kernel()
+    kernel.do(cmd.StartGeneration("restored", 1 << 53))
+    kernel.enqueue(new_item("a"))
+    token = kernel.lease_one().token
+    kernel.release(token)
+    page = drained(kernel)
+    assert restore(kernel, page).restored_count == 1
+    there = shard("b")
+    restore(there, page)
+    assert min(granted.fence for granted in there.lease(2)) > (token.fence or 0) > 1 << 53
+
+
+@pytest.mark.parametrize("letter", ["x", "\U0001f4a5"])
+def test_the_largest_item_with_all_that_it_can_gather_comes_back(letter: str) -> None:
+    kernel = Kernel(QueueOptions(body_limit=4 << 20))
+    attributes = {f"{n}{letter * 100}": letter * 4_000 for n in range(40)}
+    kernel.enqueue(new_item("a", body=b"x" * (4 << 20), attributes=attributes, request_id=letter * 1_000))
+    kernel.enqueue(new_item("b"))
+    token = kernel.lease_one().token
+    kernel.heartbeat(token, progress=cmd.Progress(data=letter * (60_000 // len(letter.encode()))))
+    kernel.fail(token, reason=letter * 16_384, error_code=letter * 1_024)
+    pages = [drained(kernel), drained(kernel)]
+    assert sorted(len(page) for page in pages) == [1, 1]
+    for page in pages:
+        there = Kernel()
+        assert restore(there, page).restored_count == 1
+        assert len(msgspec.json.encode(there.events)) < FRAME_BYTES_MAX - 16_384
+
+
+def test_a_dead_letter_that_was_edited_to_the_limit_comes_back() -> None:
+    kernel = Kernel(QueueOptions(body_limit=4 << 20))
+    dead = kernel.dead_item("a")
+    large = payload("a", body=b"x" * (4 << 20), attributes={f"{n}": "x" * 4_096 for n in range(64)})
+    kernel.do(cmd.EditDeadLetter(dead, large))
+    kernel.do(cmd.RedriveItems(cmd.DeadLetterSelection(everything=True)))
+    assert restore(kernel, drained(kernel)).restored_count == 1
+
+
+def test_an_item_that_no_shard_would_take_stays_and_is_named() -> None:
+    kernel = Kernel()
+    restore(kernel, [RestoredItem(sequence_id=7, payload=payload("a"), attempt=1 << 62, attempt_floor=(1 << 62) - 1)])
+    kernel.fail(kernel.lease_one().token)
+    kernel.enqueue(new_item("b"))
+    assert [item.payload.resource_id for item in drained(kernel)] == ["b"]
+    error = kernel.refusal(cmd.DrainItems())
+    assert (type(error), error.details["sequenceId"]) == (FailedPrecondition, 7)
+    assert kernel.lease_one().sequence_id == 7

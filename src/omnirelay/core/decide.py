@@ -20,7 +20,7 @@ from omnirelay.core.answers import CompleteAnswer, GrantedLease
 from omnirelay.core.batches import check_batch
 from omnirelay.core.cycle import complete, lease_out
 from omnirelay.core.evolve import evolve_all
-from omnirelay.core.intake import caller_bytes, check_caller, check_grant, check_storable
+from omnirelay.core.intake import caller_bytes, check_caller, check_grant, check_storable, refuse
 from omnirelay.core.items import COMPLETE
 from omnirelay.core.options import COMMAND_BYTES_MAX
 from omnirelay.core.payload import Caller, OwnershipToken
@@ -54,7 +54,7 @@ from omnirelay.core.rules.handling import (
     decide_redrive,
 )
 from omnirelay.core.rules.pausing import decide_pause, decide_resume
-from omnirelay.core.rules.restoring import decide_restore
+from omnirelay.core.rules.restoring import RESTORED_BYTES_MAX, decide_restore
 from omnirelay.core.rules.upkeep import (
     decide_caps,
     decide_generation,
@@ -195,10 +195,15 @@ def decide(state: State, command: Any, now_ms: int, arrived_ms: int) -> tuple[li
         if deciding is not None:
             check_caller(command.caller)
             events, answer = deciding(state, command, now_ms)
-            if kind is not cmd.EnqueueItems:
+            if kind is cmd.RestoreItems:
+                check_storable(events, RESTORED_BYTES_MAX)
+            elif kind is not cmd.EnqueueItems:
                 check_storable(events)
             return events, answer
-        return _UPKEEP[kind](state, command, now_ms)
+        upkeep = _UPKEEP.get(kind)
+        if upkeep is None:
+            refuse("command", f"must be something a shard can be asked to do, not {kind.__name__}")
+        return upkeep(state, command, now_ms)
     except _WRONG_TYPES as error:
         raise _misplaced(error) from error
 

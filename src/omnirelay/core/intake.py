@@ -186,19 +186,18 @@ def stored_bytes(payload: Payload) -> int:
     return len(payload.body) * 4 // 3 + 4 * text + STORED_MIN
 
 
-def check_stored(stored: int) -> None:
+def check_stored(stored: int, bytes_max: int = COMMAND_BYTES_MAX) -> None:
     """Refuse a command whose events might not fit one frame."""
-    if stored > COMMAND_BYTES_MAX:
+    if stored > bytes_max:
         refuse(
             "items",
-            f"take about {stored} bytes together, one call takes at most {COMMAND_BYTES_MAX}; "
-            "send them in several calls",
+            f"take about {stored} bytes together, one call takes at most {bytes_max}; send them in several calls",
             code="resourcelease.payload.too_large",
-            limit=COMMAND_BYTES_MAX,
+            limit=bytes_max,
         )
 
 
-def check_storable(events: Sequence[Event]) -> None:
+def check_storable(events: Sequence[Event], bytes_max: int = COMMAND_BYTES_MAX) -> None:
     """Encode what a command leads to before anything happens: what the log cannot hold is the caller's mistake.
 
     For commands that come seldom; those that come by the thousand are bounded field by field instead.
@@ -211,7 +210,7 @@ def check_storable(events: Sequence[Event]) -> None:
         raise InvalidArgument(
             f"the request cannot be written down: {error}", code="resourcelease.request.invalid", field="request"
         ) from None
-    check_stored(size)
+    check_stored(size, bytes_max)
 
 
 def check_token(token: OwnershipToken) -> OwnershipToken:

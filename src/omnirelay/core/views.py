@@ -8,7 +8,7 @@ from itertools import islice
 from omnirelay.core.answers import BackpressureSignal, ItemView, Page, Stats
 from omnirelay.core.closures import DEPTH, Closure
 from omnirelay.core.events import BackpressureChanged
-from omnirelay.core.intake import check_required_number, refuse, request_key
+from omnirelay.core.intake import check_caller, check_required_number, check_text, refuse, request_key
 from omnirelay.core.items import COMPLETED, DEAD, DELAYED, LEASED, READY, STATE_NAMES, Item
 from omnirelay.core.payload import Caller
 from omnirelay.core.rules.closing import depth_reason
@@ -58,6 +58,8 @@ def locate(state: State, sequence_id: int | None, request_id: str | None, caller
     if (sequence_id is None) == (request_id is None):
         refuse("sequenceId", "or requestId is required, and only one of them")
     if request_id is not None:
+        check_caller(caller)
+        check_text("requestId", request_id)
         record = state.requests.get(request_key(caller.principal, request_id))
         if record is None:
             raise NotFound(f"no item is known under requestId {request_id!r}", field="requestId")

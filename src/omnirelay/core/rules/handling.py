@@ -21,9 +21,9 @@ from omnirelay.core.intake import BATCH_ITEMS_MAX, TEXT_MAX, check_payload, chec
 from omnirelay.core.items import COMPLETED, DEAD, LEASED, STATE_NAMES, Item, attempts_before
 from omnirelay.core.options import COMMAND_BYTES_MAX, UNDELIVERED_MAX
 from omnirelay.core.rules.pausing import RETRY_AFTER_MS
-from omnirelay.core.rules.restoring import restored_bytes
+from omnirelay.core.rules.restoring import check_restorable, restored_bytes
 from omnirelay.core.state import State
-from omnirelay.errors import NotFound, ResourceExhausted
+from omnirelay.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 
 SCAN_MAX = 10_000
 """Most dead letters one step looks at when most of them do not match."""
@@ -75,19 +75,32 @@ def decide_cancel(state: State, command: CancelItem, now_ms: int) -> tuple[list[
 
 
 def decide_drain(state: State, command: DrainItems, now_ms: int) -> tuple[list[ev.Event], DrainAnswer]:
-    """A page of pending items leaves the shard in the answer. Leased ones stay with their owners."""
+    """A page of pending items leaves the shard in the answer. Leased ones stay with their owners.
+
+    An item that no shard would take in again stays, too, and when there is nothing else it is named.
+    """
     check_required_number("maxItems", command.items_max, 1, BATCH_ITEMS_MAX)
     if type(command.pause_intake) is not bool:
         refuse("pauseIntake", "must be true or false")
     page: list[RestoredItem] = []
     size = 0
+    stuck: tuple[int, str] | None = None
     for item in _pending(state):
         drained = pending_item(state, item)
+        try:
+            check_restorable(drained)
+        except InvalidArgument as error:
+            stuck = item.sequence_id, error.message
+            continue
         size += restored_bytes(drained)
         # A page can be restored in one call, so it keeps to what one call may carry.
         if len(page) >= command.items_max or (page and size > COMMAND_BYTES_MAX):
             break
         page.append(drained)
+    if stuck is not None and not page:
+        raise FailedPrecondition(
+            f"item {stuck[0]} cannot be drained, no shard would take it in again: {stuck[1]}", sequenceId=stuck[0]
+        )
     events: list[ev.Event] = []
     sequence = state.sequence
     if command.pause_intake:

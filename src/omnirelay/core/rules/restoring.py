@@ -5,6 +5,7 @@ Numbers are a shard's own, so a number that is taken says nothing by itself. Wha
     the very item is here already                    a duplicate: counted and left alone
     its request id and payload are here already      the same: whoever repeats a request gets the first item
     its number stands for another item               comes in under a new number
+    its number is beyond what numbering may jump to  the same
     its request id stands for another payload        comes in, and what is known by that request id stays so
 
 An item that could not keep its number or its request id is remembered by its fingerprint, in the place of a request id,
@@ -44,7 +45,7 @@ from omnirelay.core.intake import (
     stored_bytes,
 )
 from omnirelay.core.items import Item, size_of
-from omnirelay.core.options import BODY_LIMIT_MAX, UNDELIVERED_MAX
+from omnirelay.core.options import BODY_LIMIT_MAX, COMMAND_BYTES_MAX, KIB, UNDELIVERED_MAX
 from omnirelay.core.payload import ErrorInfo, OwnershipToken
 from omnirelay.core.rules.enqueue import check_request_room
 from omnirelay.core.rules.pausing import RETRY_AFTER_MS
@@ -52,10 +53,14 @@ from omnirelay.core.rules.upkeep import GENERATION_JUMP
 from omnirelay.core.state import State
 from omnirelay.errors import InvalidArgument, ResourceExhausted
 
-NUMBER_MAX: Final = 1 << 53
-"""Largest id taken from outside: every JSON reader keeps it exact."""
-FENCE_MAX: Final = 1 << 52
-"""Largest fence from another log: numbering jumps past it and must stay within NUMBER_MAX."""
+NUMBER_MAX: Final = 1 << 62
+"""Largest number taken from outside, of whatever kind: every store keeps it, with room above to count on."""
+ID_KEPT_MAX: Final = 1 << 52
+"""Largest id that an item brings along from elsewhere; with another it would get a new one. Numbering goes on from
+there, and every JSON reader keeps what is within twice that exact."""
+RESTORED_BYTES_MAX: Final = COMMAND_BYTES_MAX + 256 * KIB
+"""Most bytes that one restored item may take in the log: as much as it may have been enqueued with, and beside that the
+longest error and progress that it can have gathered since. A frame has room for that, too."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -84,12 +89,12 @@ def decide_restore(state: State, command: RestoreItems, now_ms: int) -> tuple[li
     duplicates = len(command.items) - len(taken)
     if not taken:
         return [], RestoreAnswer(0, duplicates)
-    check_stored(sum(restored_bytes(item) for item in taken))
+    if len(taken) > 1:
+        # One by itself came out of a shard, so it is left to what it really takes: these are bounds, not measures.
+        check_stored(sum(restored_bytes(item) for item in taken))
     _check_room(state, len(taken), sum(size_of(item.payload) for item in taken))
     keys = {item.request_key for item in taken if item.request_key is not None}
     check_request_room(state, len(keys - state.requests.keys()), now_ms, keys)
-    if highest_fence > max(state.sequence, FENCE_MAX):
-        refuse("lastOwnershipToken", f"must have a fence of at most {FENCE_MAX}")
     events: list[ev.Event] = []
     sequence = state.sequence
     if highest_fence > sequence:
@@ -148,10 +153,12 @@ class _Intake:
             item.request_key, item.payload_digest = mark, payload_digest(item.payload)
         place = len(self._taken)
         self._fingerprints[mark] = place
-        if item.sequence_id in self._state.items or item.sequence_id in self._kept:
+        number = item.sequence_id
+        beyond = number > ID_KEPT_MAX and number >= self._state.next_sequence_id
+        if beyond or number in self._state.items or number in self._kept:
             self._moving.add(place)
         else:
-            self._kept.add(item.sequence_id)
+            self._kept.add(number)
         if item.request_key is not None:
             self._keys[item.request_key] = item.payload_digest
         self._taken.append(item)
@@ -180,10 +187,11 @@ class _Intake:
         renumbered: list[Renumbered] = []
         for place in sorted(moving, key=lambda place: (taken[place].sequence_id, place)):
             item = taken[place]
-            renumbered.append(Renumbered(item.sequence_id, number))
-            item.sequence_id = number
-            if item.request_key is None:
-                item.request_key, item.payload_digest = marks[place], payload_digest(item.payload)
+            if item.sequence_id != number:
+                renumbered.append(Renumbered(item.sequence_id, number))
+                item.sequence_id = number
+                if item.request_key is None:
+                    item.request_key, item.payload_digest = marks[place], payload_digest(item.payload)
             number += 1
         self._spare_memory()
         return taken, renumbered
@@ -221,23 +229,24 @@ def _checked_pending_item(given: RestoredItem, principal: str | None, now_ms: in
     if not isinstance(given, RestoredItem):
         refuse("items", "must not have empty elements", code="resourcelease.restore.pending_item_required")
     check_payload(given.payload, BODY_LIMIT_MAX)
-    check_required_number("sequenceId", given.sequence_id, 1, NUMBER_MAX)
-    check_required_number("attempt", given.attempt, 1, ATTEMPTS_MAX)
+    check_restorable(given)
     check_required_number("enqueuedAt", given.enqueued_at, 0, TIME_MAX_MS)
     check_required_number("priority", given.priority, 0, 9)
     check_required_number("weight", given.weight, 1, WEIGHT_MAX)
     check_number("notBefore", given.not_before, 0, TIME_MAX_MS)
     check_number("maxAttempts", given.max_attempts, 1, ATTEMPTS_MAX)
-    # An attempt is always the first or a later one since the last redrive: what retries wait for is counted from there.
-    check_required_number("attemptFloor", given.attempt_floor, 0, given.attempt - 1)
-    check_required_number("undelivered", given.undelivered, 0, UNDELIVERED_MAX)
-    check_number("parentSequenceId", given.parent_sequence_id, 1, NUMBER_MAX)
     if given.last_error is not None:
         if type(given.last_error) is not ErrorInfo:
             refuse("lastError", "must be an error")
+        if type(given.last_error.message) is not str:
+            refuse("lastError", "must have a message")
         check_text("lastError", given.last_error.message, TEXT_MAX)
         check_text("lastError", given.last_error.code)
-    _check_past_token(given.last_ownership_token)
+    token = given.last_ownership_token
+    if token is not None:
+        if type(token.lease_id) is not str:
+            refuse("lastOwnershipToken", "must have a leaseId")
+        check_name("lastOwnershipToken", token.lease_id, CALLER_MAX)
     _check_past_progress(given.progress)
     key, digest = given.request_key, given.payload_digest
     for field, value in (("requestKey", key), ("payloadDigest", digest)):
@@ -257,15 +266,21 @@ def _checked_pending_item(given: RestoredItem, principal: str | None, now_ms: in
     )
 
 
-def _check_past_token(token: OwnershipToken | None) -> None:
-    if token is None:
-        return
-    if type(token) is not OwnershipToken:
-        refuse("lastOwnershipToken", "must be a token")
-    check_required_number("lastOwnershipToken", token.sequence_id, 1, NUMBER_MAX)
-    check_required_number("lastOwnershipToken", token.attempt, 1, ATTEMPTS_MAX)
-    check_number("lastOwnershipToken", token.fence, 0, NUMBER_MAX)
-    check_name("lastOwnershipToken", token.lease_id, CALLER_MAX)
+def check_restorable(item: RestoredItem) -> None:
+    """Refuse numbers that no shard would take, of those that a shard counts on by itself."""
+    check_required_number("sequenceId", item.sequence_id, 1, NUMBER_MAX)
+    check_required_number("attempt", item.attempt, 1, NUMBER_MAX)
+    # An attempt is always the first or a later one since the last redrive: what retries wait for is counted from there.
+    check_required_number("attemptFloor", item.attempt_floor, 0, item.attempt - 1)
+    check_required_number("undelivered", item.undelivered, 0, UNDELIVERED_MAX)
+    check_number("parentSequenceId", item.parent_sequence_id, 1, NUMBER_MAX)
+    token = item.last_ownership_token
+    if token is not None:
+        if type(token) is not OwnershipToken:
+            refuse("lastOwnershipToken", "must be a token")
+        check_required_number("lastOwnershipToken", token.sequence_id, 1, NUMBER_MAX)
+        check_required_number("lastOwnershipToken", token.attempt, 1, NUMBER_MAX)
+        check_number("lastOwnershipToken", token.fence, 0, NUMBER_MAX)
 
 
 def _check_past_progress(progress: msgspec.Raw) -> None:
