@@ -368,6 +368,17 @@ async def test_release_burns_no_attempt(http: Http) -> None:
     assert delayed["state"] == "delayed"
 
 
+async def test_metadata_stays_with_a_failure_and_nowhere_else(http: Http) -> None:
+    await enqueued(http)
+    lease = await http.call("lease", {"waitMs": 0, "metadata": {"of": "a lease"}})
+    token = lease["ownershipToken"]
+    beat = await http.call("heartbeat", {"ownershipToken": token, "metadata": {"of": "a heartbeat"}})
+    await http.call("fail", {"ownershipToken": token, "metadata": {"of": "a failure"}})
+    history = await http.client.get(f"/v1/{http.namespace}/watch?from=1&untilCaughtUp=true")
+    assert '"metadata":{"of":"a failure"}' in history.text
+    assert not [each for each in ("a lease", "a heartbeat") if each in f"{history.text}{lease}{beat}"]
+
+
 @pytest.mark.parametrize("verb", ["heartbeat", "complete", "fail", "release"])
 async def test_acknowledgements_come_in_batches_with_an_outcome_each(http: Http, verb: str) -> None:
     for number in range(2):

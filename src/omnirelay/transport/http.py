@@ -62,7 +62,10 @@ class Page:
 
 
 class HttpInbound:
-    """An ASGI application. Mount it anywhere, or hand it to a server as it is."""
+    """An ASGI application. Mount it anywhere, or hand it to a server as it is.
+
+    It bounds bodies. The heads of requests are the server's to bound: a node has `http_heads` for that.
+    """
 
     def __init__(
         self,

@@ -163,6 +163,7 @@ class LeaseRequest(Incoming):
     tenants: list[str] | None = None
     request_id: str | None = None
     metadata: Metadata | None = None
+    """Taken from callers of old, and kept nowhere: no event has a place for it."""
     max_items: Annotated[int, Meta(ge=1, le=LEASES_MAX)] | None = None
 
 
@@ -181,6 +182,7 @@ class Acknowledgement(Incoming):
 class HeartbeatAck(Acknowledgement):
     progress: IncomingProgress | None = None
     metadata: Metadata | None = None
+    """Taken from callers of old, and kept nowhere, as that of a lease call; `progress` is what others see."""
 
 
 class CompleteAck(Acknowledgement):
