@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from omnirelay.cli.options import interval_of
 from tests.cli.conftest import Relay
 from tests.cli.processes import spawned
 from tests.patience import PATIENCE_S
@@ -64,6 +65,15 @@ def test_peek_pages_until_it_has_enough_and_says_when_there_is_more(relay: Relay
     assert relay.run("peek", "--state", "lost").code == 2
 
 
+def test_long_tables_have_a_line_for_every_item(relay: Relay) -> None:
+    lines = "".join(f'{{"resourceType": "t", "resourceId": "r{number}"}}\n' for number in range(12_000))
+    relay.ok("enqueue", "--from", "-", "--batch", 4_000, text=lines)
+    heading, *rows = relay.ok("peek", "--max", 20_000).out.splitlines()
+    assert heading.split()[:3] == ["id", "type", "resource"]
+    assert [row.split()[2] for row in rows] == [f"r{number}" for number in range(12_000)]
+    assert len({row.index(" r") for row in rows} | {heading.index(" resource")}) == 1
+
+
 @pytest.mark.parametrize("state", ["ready", "delayed", "dead", "completed", "cancelled"])
 def test_peek_shows_each_state(relay: Relay, state: str) -> None:
     relay.enqueue("ready")
@@ -115,6 +125,11 @@ def test_watch_looks_again_and_again_until_it_is_interrupted(relay: Relay) -> No
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=PATIENCE_S)
     assert (watching.returncode, err) == (130, "")
+
+
+def test_there_is_always_a_pause_between_two_looks() -> None:
+    assert interval_of("0s") == interval_of("1ms") == 100
+    assert interval_of("2s") == 2_000
 
 
 def test_nothing_answers(relay: Relay) -> None:

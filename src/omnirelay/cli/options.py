@@ -29,6 +29,14 @@ def _duration(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not {error}") from None
 
 
+INTERVAL_MIN_MS: Final = 100
+
+
+def interval_of(text: str) -> int:
+    """A pause between two looks. Without one a node would do nothing but answer them, so there is a shortest."""
+    return max(_duration(text), INTERVAL_MIN_MS)
+
+
 def _instant(text: str) -> str:
     """An instant that the node will understand, checked before anything is sent."""
     from omnirelay.errors import InvalidArgument
@@ -54,7 +62,12 @@ Output = Annotated[
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again until ctrl-C.")]
 Interval = Annotated[
     int,
-    typer.Option("--interval", parser=_duration, metavar="DURATION", help="Time between two looks with --watch."),
+    typer.Option(
+        "--interval",
+        parser=interval_of,
+        metavar="DURATION",
+        help="Time between two looks with --watch, at least 100ms.",
+    ),
 ]
 
 LAST_NUMBER: Final = (1 << 63) - 1

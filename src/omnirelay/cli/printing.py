@@ -81,18 +81,9 @@ def _as_text(what: RenderableType) -> str:
 
 def table(columns: Sequence[str], rows: Rows, *, right: Sequence[str] = ()) -> RenderableType:
     """A table with headings. Cells are text as it is: nothing in them is markup or moves the cursor."""
-    from rich.table import Table
-    from rich.text import Text
+    from omnirelay.cli.grids import Grid
 
-    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        # A token that is broken into two lines cannot be pasted.
-        drawn.add_column(
-            column, justify="right" if column in right else "left", overflow="fold", no_wrap=column == "token"
-        )
-    for row in rows:
-        drawn.add_row(*(Text(cell(value)) for value in row))
-    return drawn
+    return Grid(columns, [[cell(value) for value in row] for row in rows], right)
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> RenderableType:
