@@ -291,6 +291,27 @@ async def test_a_token_of_another_peer_is_refused() -> None:
         assert (await owner.acknowledge(ack("complete", lease)))[0]["success"]
 
 
+async def test_nobody_begins_what_another_peer_has_leased() -> None:
+    async with running_node() as node, Http(node) as http, peer_of(node.url) as thief:
+        await http.call("enqueue", ITEM)
+        owner = await connected(node.url)
+        await owner.open(credit=1, peer_id="owner")
+        [lease] = await owner.leases(1)
+        await thief.open(peer_id="other")
+        await thief.send({"begin": [token_of(lease)]})
+        assert await thief.told("lost") == [token_of(lease)]
+        owner.drop()
+        assert (await leased_now(http))["sequenceId"] == lease["sequenceId"], "not begun, so released at once"
+
+
+async def test_credit_before_the_opening_counts() -> None:
+    async with running_node() as node, Http(node) as http, peer_of(node.url) as peer:
+        await http.call("enqueue", {"items": [ITEM] * 3})
+        await peer.send({"credit": 2})
+        await peer.open(credit=1)
+        assert len(await peer.leases(3)) == 3
+
+
 async def test_pushed_leases_larger_than_a_message_come_in_several() -> None:
     """A peer takes 16 MiB in one message; thirty bodies of a megabyte are far more."""
     async with running_node() as node, Http(node) as http:

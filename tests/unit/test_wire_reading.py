@@ -10,6 +10,7 @@ import pytest
 from omnirelay.errors import InvalidArgument
 from omnirelay.wire import requests as asked
 from omnirelay.wire.reading import Reader
+from omnirelay.wire.streams import read_messages
 
 LEASE_ID = "3f2504e0-4f89-41d3-9a0c-0305e82c3301"
 
@@ -155,3 +156,46 @@ def test_the_error_of_a_restore_names_the_bad_element(bad: Any, code: str) -> No
         read(asked.RestoreRequest, {"items": [good, bad]}).values()
     assert caught.value.code == code
     assert caught.value.details["index"] == 1
+
+
+EMPTY = b"{}," * 600_000 + b"{}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"items":[' + EMPTY + b"]}",
+        b'{"items":[' + b"{}," * 400_000 + b"1]}",
+        b'{"items":[' + b'{"a":1,"b":2},' * 160_000 + b"{}]}",
+    ],
+    ids=["objects", "one-bad", "unknown-names"],
+)
+def test_a_body_that_is_only_a_burden_is_refused_before_it_is_taken_apart(body: bytes) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        Reader(asked.EnqueueRequest).read(body)
+    assert refused.value.code == "resourcelease.payload.too_large"
+
+
+def test_the_largest_batch_may_have_names_that_nobody_knows() -> None:
+    payload = b'{"resourceType":"t","ResourceId":"x","partitionKey":"p","hint":1}'
+    item = b'{"payload":%b,"priority":5,"weight":1,"hint":2}' % payload
+    request = Reader(asked.EnqueueRequest).read(b'{"items":[' + b",".join([item] * 10_000) + b"]}")
+    assert request.items is not None
+    assert len(request.items) == 10_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" + EMPTY + b"]",
+        b"[" + b"{}," * 20_000 + b"{}]",
+        b"[" + b"{}," * 20_000 + b'{"id":1,"call":{"verb":1}}]',
+        b'{"id":1,"acks":[' + b"{}," * 100_000 + b'{"verb":1}]}',
+        b'[{"acks":[' + b"{}," * 100_000 + b'{"verb":1}]}]',
+    ],
+    ids=["objects", "messages", "messages-one-bad", "acks-one-bad", "array-of-acks"],
+)
+def test_so_is_a_message_of_a_stream(data: bytes) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        read_messages(data)
+    assert refused.value.code == "resourcelease.payload.too_large"

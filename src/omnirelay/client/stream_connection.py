@@ -25,7 +25,7 @@ from omnirelay.rpc.statuses import TOO_LARGE
 from omnirelay.transport.websocket import MESSAGE_MAX, WebSocketLink
 from omnirelay.wire.answers import ErrorBody, Lease, LeaseAnswer, Outcome
 from omnirelay.wire.requests import IncomingToken
-from omnirelay.wire.streams import StreamAck
+from omnirelay.wire.streams import MESSAGES_MAX, StreamAck
 
 FLUSH_BYTES_MAX = 4 * 1024 * 1024
 UPGRADE_REQUIRED = 426
@@ -371,7 +371,7 @@ class StreamConnection(WebSocketLink):
         waiting, self._waiting = self._waiting, []
         start = size = 0
         for index, message in enumerate(waiting):
-            if size + len(message) > FLUSH_BYTES_MAX and index > start:
+            if index > start and (index - start >= MESSAGES_MAX or size + len(message) > FLUSH_BYTES_MAX):
                 self._send_joined(waiting[start:index])
                 start, size = index, 0
             size += len(message)

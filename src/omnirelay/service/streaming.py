@@ -27,6 +27,7 @@ import msgspec
 
 from omnirelay.core.answers import GrantedLease
 from omnirelay.core.intake import BATCH_ITEMS_MAX, refuse
+from omnirelay.core.items import Lease as HeldLease
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import (
@@ -174,7 +175,7 @@ class LeaseStream:
         if self._opened is not None:
             refuse("open", "was sent already; a stream is opened once")
         self._opened = opened
-        self._credit = opened.credit
+        self._credit = min(self._credit + opened.credit, CREDIT_MAX)
         self._push()
 
     def _begin(self, tokens: list[OwnershipToken]) -> None:
@@ -185,12 +186,20 @@ class LeaseStream:
             if self._unbegun.pop(lease_id, None) is not None or lease_id in self._held:
                 continue
             item = items.get(token.sequence_id)
-            if item is not None and item.lease is not None and item.lease.token.lease_id == lease_id:
-                self._hold(item.lease.token)
+            lease = None if item is None else item.lease
+            if item is not None and lease is not None and lease.token.lease_id == lease_id and self._may_hold(lease):
+                self._hold(lease.token)
                 if item.trail is not None and item.trail.cancel_requested:
-                    self.cancel_requested(item.lease.token)
+                    self.cancel_requested(lease.token)
             else:
                 self._send(StreamAnswer(lost=[token]))
+
+    def _may_hold(self, lease: HeldLease) -> bool:
+        """Whether an acknowledgement from here would count: who may not end a lease must not have it to itself."""
+        caller = holder_of(self._meta, None if self._opened is None else self._opened.peer_id)
+        if lease.principal is not None:
+            return caller.principal == lease.principal
+        return caller.peer_id is None or caller.peer_id == lease.owner
 
     def _acknowledge(self, call_id: int | str | None, acks: Sequence[StreamAck | InvalidArgument]) -> None:
         if len(acks) > BATCH_ITEMS_MAX:

@@ -25,6 +25,12 @@ _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 _ANY = msgspec.json.Decoder()
 
+OBJECTS_MAX = 500_000
+"""Most objects that one body may hold: a few bytes each, they would become hundreds of megabytes."""
+MATCHED_MAX = 300_000
+"""Most names and elements of a body that take the long way: it is about a microsecond for each, and all wait for it."""
+TOO_LARGE = "resourcelease.payload.too_large"
+
 REQUIRED_CODES: Mapping[str, str] = {
     "payload": "resourcelease.payload.required",
     "resourceType": "resourcelease.payload.resource_type_required",
@@ -42,6 +48,7 @@ class Reader(Generic[T]):
 
     def read(self, body: bytes) -> T:
         """The request in `body`; an empty body stands for `{}`. Raises InvalidArgument naming the field."""
+        check_objects(body)
         try:
             return self._decoder.decode(body or b"{}")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -51,19 +58,32 @@ class Reader(Generic[T]):
         """One request, or an array of them."""
         if body[:1] != b"[":
             return [self.read(body)]
+        check_objects(body)
         try:
             return self._many.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return [self.convert(each) for each in _parsed(body)]
+            budget = Budget()
+            return [self.convert(each, budget) for each in _parsed(body)]
 
-    def convert(self, value: Any) -> T:
-        """The request in a JSON value that is parsed already."""
+    def convert(self, value: Any, budget: Budget | None = None) -> T:
+        """The request in a JSON value that is parsed already. Values of one body share a `budget`."""
         if not isinstance(value, dict):
             raise InvalidArgument(f"the body must be a JSON object, not {_kind_of(value)}", field="body")
         try:
-            return msgspec.convert(_matched(value, self._kind), self._kind, strict=False)
+            return msgspec.convert(_matched(value, self._kind, budget or Budget()), self._kind, strict=False)
         except (msgspec.ValidationError, RecursionError) as error:
             raise _refusal(str(error)) from None
+
+
+def check_objects(body: bytes) -> None:
+    """Refuse, before it is read, what can only be meant to be a burden. Braces within text count, too."""
+    if len(body) > 2 * OBJECTS_MAX and body.count(b"{") > OBJECTS_MAX:
+        raise InvalidArgument(
+            f"the body has more than {OBJECTS_MAX} objects; send fewer in one call",
+            code=TOO_LARGE,
+            field="body",
+            limit=OBJECTS_MAX,
+        )
 
 
 def _parsed(body: bytes) -> Any:
@@ -102,20 +122,44 @@ def _refusal(problem: str) -> InvalidArgument:
 # -- the long way ------------------------------------------------------------------------------
 
 
-def _matched(value: Any, kind: Any) -> Any:
+class Budget:
+    """How much of a body may still be matched."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = MATCHED_MAX
+
+    def spend(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise InvalidArgument(
+                f"something in the body has a wrong type or an unknown name, and with more than {MATCHED_MAX} names and"
+                " elements it is too large to find out what; send fewer in one call",
+                code=TOO_LARGE,
+                field="body",
+                limit=MATCHED_MAX,
+            )
+
+
+def _matched(value: Any, kind: Any, budget: Budget) -> Any:
     """The value with the names its type has. Nulls are left out of objects, so that the default holds."""
     if kind is msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode(value))
     shape = _shape(kind)
     if isinstance(value, list):
-        return value if shape.element is None else [_matched(each, shape.element) for each in value]
+        if shape.element is None:
+            return value
+        budget.spend(len(value))
+        return [_matched(each, shape.element, budget) for each in value]
     if not isinstance(value, dict) or shape.fields is None:
         return value
+    budget.spend(len(value))
     matched: dict[str, Any] = {}
     for name, each in value.items():
         known = shape.fields.get(name.lower())
         if known is not None and each is not None:
-            matched[known[0]] = _matched(each, known[1])
+            matched[known[0]] = _matched(each, known[1], budget)
     return matched
 
 

@@ -12,7 +12,7 @@ from msgspec import Meta
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import InvalidArgument
 from omnirelay.wire.answers import ErrorBody, Lease, Outcome, Outgoing
-from omnirelay.wire.reading import Reader
+from omnirelay.wire.reading import TOO_LARGE, Budget, Reader, check_objects
 from omnirelay.wire.requests import (
     CompleteRequest,
     EnqueueItem,
@@ -24,6 +24,10 @@ from omnirelay.wire.requests import (
 )
 
 CREDIT_MAX = 100_000
+MESSAGES_MAX = 10_000
+CONVERTED_COST = 4
+"""What it takes to look at a message or an acknowledgement by itself, in names."""
+"""Most messages in one array."""
 CallId = int | str
 
 
@@ -145,14 +149,19 @@ def _typed(data: bytes) -> Received | None:
 
 def read_messages(data: bytes) -> list[Received]:
     """One message or an array of them. Raises InvalidArgument when it is not JSON, or not made of objects."""
+    check_objects(data)
     typed = _typed(data)
     if typed is not None:
         return [typed]
     if data[:1].isspace():
         data = data.lstrip()
     try:
-        return [Received(message, message.acks) for message in _messages.read_many(data)]
+        messages = _messages.read_many(data)
+        _check_count(messages)
+        return [Received(message, message.acks) for message in messages]
     except InvalidArgument as error:
+        if error.code == TOO_LARGE:
+            raise
         try:
             parsed = msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -160,24 +169,40 @@ def read_messages(data: bytes) -> list[Received]:
         values = parsed if isinstance(parsed, list) else [parsed]
         if not all(isinstance(value, dict) for value in values):
             raise
-        return [_received(value) for value in values]
+        _check_count(values)
+        budget = Budget()
+        budget.spend(CONVERTED_COST * len(values))
+        return [_received(value, budget) for value in values]
 
 
-def _received(value: dict[str, Any]) -> Received:
+def _check_count(messages: list[Any]) -> None:
+    if len(messages) > MESSAGES_MAX:
+        raise InvalidArgument(
+            f"an array must hold at most {MESSAGES_MAX} messages, got {len(messages)}",
+            code=TOO_LARGE,
+            field="body",
+            limit=MESSAGES_MAX,
+        )
+
+
+def _received(value: dict[str, Any], budget: Budget) -> Received:
     by_name = {name.lower(): each for name, each in value.items()}
     acks = by_name.get("acks")
     try:
-        message = _messages.convert({name: each for name, each in value.items() if name.lower() != "acks"})
+        message = _messages.convert({name: each for name, each in value.items() if name.lower() != "acks"}, budget)
         if acks is not None and not isinstance(acks, list):
             raise InvalidArgument("acks must be an array", code="resourcelease.acks.invalid", field="acks")
     except InvalidArgument as error:
         call_id = by_name.get("id")
         return Received(StreamMessage(id=call_id if isinstance(call_id, int | str) else None), error=error)
-    return Received(message, None if acks is None else [_ack(each) for each in acks])
+    if acks is None:
+        return Received(message)
+    budget.spend(CONVERTED_COST * len(acks))
+    return Received(message, [_ack(each, budget) for each in acks])
 
 
-def _ack(value: Any) -> StreamAck | InvalidArgument:
+def _ack(value: Any, budget: Budget) -> StreamAck | InvalidArgument:
     try:
-        return _acks.convert(value)
+        return _acks.convert(value, budget)
     except InvalidArgument as error:
         return error
