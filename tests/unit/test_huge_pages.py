@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import sys
+import threading
 
 import pytest
 
 from omnirelay.engine.huge_pages import HUGE, PAGE, HugePages
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="large pages are asked for on Linux only")
 
@@ -52,4 +55,19 @@ def test_the_thread_stops_when_told_to_and_need_not_have_started() -> None:
     HugePages().stop()
     pages = HugePages(interval_s=0.001)
     pages.start()
+    pages.stop()
+
+
+def test_the_thread_outlives_a_process_that_has_no_file_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = threading.Semaphore(0)
+
+    def no_file_left(*_: object) -> None:
+        looked.release()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    pages = HugePages(interval_s=0.001)
+    monkeypatch.setattr(pages, "collapse_full", no_file_left)
+    pages.start()
+    assert looked.acquire(timeout=PATIENCE_S)
+    assert looked.acquire(timeout=PATIENCE_S)
     pages.stop()

@@ -55,7 +55,10 @@ class HugePages:
     def _run(self) -> None:
         pause_s = self._interval_s
         while not self._stop.wait(pause_s):
-            self.collapse_full()
+            try:
+                self.collapse_full()
+            except OSError:
+                self.refused += 1  # No file is free to look at the memory's map with, or none of this kind is there.
             pause_s = min(2 * pause_s, INTERVAL_MAX_S) if self.refused else self._interval_s
 
     def collapse_full(self, wanted: Callable[[int], bool] = lambda _: True) -> int:
