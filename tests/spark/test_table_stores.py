@@ -70,6 +70,20 @@ def test_who_begins_from_a_place_that_was_left_writes_nothing(stores: Stores) ->
     assert len(found(quick)) == 3
 
 
+def test_a_table_may_say_that_it_came_further_and_stayed_as_it_was(stores: Stores) -> None:
+    store, late = stores(), stores()
+    store.stay(NOTES, upto(1))
+    assert (found(store), store.progress(NOTES)) == ([], upto(1))
+    store.append(NOTES, notes(store, ("a", 1, "x")), upto(2))
+    assert late.progress(NOTES) == upto(2)
+    store.stay(NOTES, upto(3))
+    assert (found(store), store.progress(NOTES)) == ([("a", 1, "x")], upto(3))
+    with pytest.raises(TableOvertaken):
+        late.stay(NOTES, upto(4))
+    store.merge(NOTES, notes(store, ("a", 1, "y")), upto(4))
+    assert (found(store), store.progress(NOTES)) == ([("a", 1, "y")], upto(4))
+
+
 def test_a_table_that_is_not_in_a_directory_is_asked_in_sql(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

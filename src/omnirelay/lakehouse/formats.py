@@ -52,6 +52,10 @@ class TableStore(Protocol):
         """Add rows; columns that the table does not have yet are added to it."""
         ...
 
+    def stay(self, table: Table, progress: Progress) -> None:
+        """Only commit how far the table has come: its rows are what they should be there, too."""
+        ...
+
     def merge(self, table: Table, rows: DataFrame, progress: Progress, *, only: str | None = None) -> None:
         """Put rows in place of those with the same key, or beside them.
 

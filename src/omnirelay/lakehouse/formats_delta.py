@@ -127,6 +127,9 @@ class DeltaTables:
         with self._committing(table, progress) as app:
             self._write(table, rows, progress, app, mode="append")
 
+    def stay(self, table: Table, progress: Progress) -> None:
+        self.append(table, self.spark.createDataFrame([], table.ddl), progress)
+
     def merge(self, table: Table, rows: DataFrame, progress: Progress, *, only: str | None = None) -> None:
         if not self.exists(table):
             self.append(table, rows, progress)

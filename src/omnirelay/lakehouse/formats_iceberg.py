@@ -83,6 +83,9 @@ class IcebergTables:
     def append(self, table: Table, rows: DataFrame, progress: Progress) -> None:
         self._commit(table, rows, progress, lambda branch: self._add(table, branch, rows))
 
+    def stay(self, table: Table, progress: Progress) -> None:
+        self.append(table, self.spark.createDataFrame([], table.ddl), progress)
+
     def merge(self, table: Table, rows: DataFrame, progress: Progress, *, only: str | None = None) -> None:
         if not self.exists(table):
             self.append(table, rows, progress)

@@ -3,9 +3,9 @@
     LAYER/NAME/_commits/00000000000000000007.json    the newest counts: its progress, and the folders that are the table
     LAYER/NAME/part-7-5be1…/                         rows of one commit; columns of the partition stand in the path
 
-A commit is a file that only one can create. Bronze adds a folder with every commit. The others are small and are
-written anew whole. Folders that the newest commit does not list are what a crash left, or older states; `vacuum`
-removes them when no commit that was the newest a while ago lists them either.
+A commit is a file that only one can create. Bronze adds a folder with every commit, the others only for shards that
+are new: they are small and otherwise written anew whole. Folders that the newest commit does not list are what a crash
+left, or older states; `vacuum` removes them when no commit that was the newest a while ago lists them either.
 """
 
 from __future__ import annotations
@@ -121,6 +121,15 @@ class ParquetTables:
     def append(self, table: Table, rows: DataFrame, progress: Progress) -> None:
         self._commit(table, rows, progress, keep=True)
 
+    def stay(self, table: Table, progress: Progress) -> None:
+        version, newest = self._begun(table)
+        if newest is None:
+            # One has to be able to tell that there is a table, and what its columns are.
+            self._bases[table] = version
+            self._commit(table, self.spark.createDataFrame([], table.ddl), progress, keep=True)
+        else:
+            self._publish(table, version + 1, Commit(encode_progress(progress), newest.folders))
+
     def merge(self, table: Table, rows: DataFrame, progress: Progress, *, only: str | None = None) -> None:
         if self.exists(table):
             kept = self.read(table).join(rows.select(*table.keys), on=list(table.keys), how="left_anti")
@@ -134,16 +143,22 @@ class ParquetTables:
         self._commit(table, rows, progress, keep=False)
 
     def _commit(self, table: Table, rows: DataFrame, progress: Progress, *, keep: bool) -> None:
-        version = self._bases.pop(table) if table in self._bases else self.version(table)
-        newest = self._at(table, version)
+        version, newest = self._begun(table)
         before = newest.folders if newest is not None and keep else ()
         folder = f"part-{version + 1}-{secrets.token_hex(8)}"
         writer = rows.write.mode("errorifexists").option("compression", "zstd")
         if table.partition:
             writer = writer.partitionBy(*table.partition)
         writer.parquet(f"{self.path(table)}/{folder}")
-        commit = Commit(encode_progress(progress), (*before, folder))
-        if not _create(self._commit_path(table, version + 1), msgspec.json.encode(commit)):
+        self._publish(table, version + 1, Commit(encode_progress(progress), (*before, folder)))
+
+    def _begun(self, table: Table) -> tuple[int, Commit | None]:
+        """The commit that a change begins from."""
+        version = self._bases.pop(table) if table in self._bases else self.version(table)
+        return version, self._at(table, version)
+
+    def _publish(self, table: Table, version: int, commit: Commit) -> None:
+        if not _create(self._commit_path(table, version), msgspec.json.encode(commit)):
             raise overtaken(table)
 
     # -- upkeep --------------------------------------------------------------------------------

@@ -130,10 +130,6 @@ class Steps:
         self._held[table] = rows.localCheckpoint()
         self.tables.replace(table, self._held[table], upto, where=EVERYTHING)
 
-    def _unchanged(self, table: Table, upto: Progress) -> None:
-        """Only say how far the table has come: nothing new concerns it."""
-        self.tables.append(table, self.tables.spark.createDataFrame([], table.ddl), upto)
-
     # -- what steps are made from --------------------------------------------------------------
 
     def _events(self, after: Progress, upto: Progress) -> DataFrame:
@@ -204,7 +200,7 @@ class Steps:
 
     def _peers(self, after: Progress, upto: Progress) -> None:
         if self._new(after, upto).kinds.isdisjoint(TOLD_OF_PEERS):
-            self._unchanged(PEERS, upto)
+            self.tables.stay(PEERS, upto)
             return
         leases = self._changed_leases(after, upto)
         rows = fold_peers(self._changes(after, upto), leases, self._past(PEERS, after, upto, "until_at IS NULL"))
@@ -212,7 +208,7 @@ class Steps:
 
     def _backpressure(self, after: Progress, upto: Progress) -> None:
         if CLOSED_OR_OPENED not in self._new(after, upto).kinds:
-            self._unchanged(BACKPRESSURE, upto)
+            self.tables.stay(BACKPRESSURE, upto)
             return
         last = self._past(BACKPRESSURE, after, upto, "until_at IS NULL")
         self._merge(
