@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from omnirelay.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError, Unavailable
 from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.cursor import LogCursor
@@ -22,6 +22,12 @@ from omnirelay.replication.sources import LogSource
 _log = logging.getLogger("omnirelay.replication")
 
 T = TypeVar("T")
+
+
+def is_being_cancelled() -> bool:
+    """Whether a CancelledError is meant for the task that runs this, and not for one that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Delivery:
@@ -144,6 +150,11 @@ class Delivery:
         try:
             async with limit:
                 return await work
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            # Something inside the sink was: that is its failure, not our end.
+            raise Unavailable("the sink gave up: something that it waited for was cancelled") from error
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -18,12 +18,12 @@ from typing import Final
 from omnirelay.errors import LogTrimmed
 from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.cursor import LogCursor
-from omnirelay.replication.delivery import Delivery
+from omnirelay.replication.delivery import Delivery, is_being_cancelled
 from omnirelay.replication.health import SinkHealth, reason_of
 from omnirelay.replication.pacing import Pace
 from omnirelay.replication.requirements import Behind, Requirement
 from omnirelay.replication.settings import FollowSettings
-from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
+from omnirelay.replication.sinks import ReplicationSink, SinkUnusable, TargetChanged
 from omnirelay.replication.sources import Happened, LogSource
 from omnirelay.replication.standing import Standing
 from omnirelay.replication.status import Delivered, FollowStatus, SinkState
@@ -103,7 +103,9 @@ class Follower:
         try:
             async with asyncio.timeout(GRACE_MS / 1000):
                 await self._sink.close()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
             place = {"sink": self.name, "shard": self.shard_name}
             _log.warning("sink_not_closed", extra={**place, "reason": reason_of(error)})
 
@@ -119,8 +121,7 @@ class Follower:
         """Go on after a pause, or after a failure that somebody has dealt with."""
         self._paused = False
         await self._checkpoints.pause(self.name, self.shard_name, False)
-        self._health.resumed()
-        self._pace.wake()
+        self._begin_again()
 
     async def reset(self, sequence: int) -> None:
         """Deliver again everything behind `sequence`; the sink recognises what it has.
@@ -129,7 +130,12 @@ class Follower:
         with a sink that rebuilds a state, and beyond the end of the log.
         """
         await self._standing.reset(sequence)
+        self._begin_again()
+
+    def _begin_again(self) -> None:
         self._health.resumed()
+        if self._task is not None and self._task.done():  # It ended in a way that nobody expected.
+            self._task = asyncio.create_task(self._run())
         self._pace.wake()
 
     def check_reset(self, sequence: int) -> bool:
@@ -216,6 +222,20 @@ class Follower:
     # -- following -----------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        try:
+            await self._follow()
+        except (SystemExit, KeyboardInterrupt, GeneratorExit):
+            raise  # The process ends, not this sink.
+        except BaseException as error:
+            if self._pace.stopping:
+                raise
+            # Nothing is delivered from here on: nobody may take it for a sink that runs.
+            self._health.failed(error, for_good=True)
+            await self._pace.tell_moved()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+    async def _follow(self) -> None:
         pace = self._pace
         tried = 0
         while not pace.stopping:
@@ -227,6 +247,8 @@ class Follower:
                 await self._close_sink()
             except Exception as error:
                 self._health.failed(error)
+                if isinstance(error, TargetChanged):
+                    await self._close_sink()
                 tried += 1
                 await pace.tell_moved()
                 await pace.back_off(tried)

@@ -28,7 +28,7 @@ class SinkHealth:
         self.last_error = None
         self._failing_since = None
 
-    def failed(self, error: Exception, *, for_good: bool = False) -> None:
+    def failed(self, error: BaseException, *, for_good: bool = False) -> None:
         """`for_good`: trying again is of no use, until somebody resumes it."""
         now = asyncio.get_running_loop().time()
         self.failures += 1
