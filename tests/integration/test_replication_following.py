@@ -210,6 +210,56 @@ async def test_a_target_ahead_of_the_log_fails_instead_of_leaving_events_out(tmp
         assert "belongs to something else" in (follower.last_error or "")
 
 
+# -- targets that change under a sink --------------------------------------------------------------
+
+
+def sequences_in(directory: Path) -> list[int]:
+    found: list[int] = []
+    for path in sorted(directory.rglob("*.jsonl")):
+        found += [msgspec.json.decode(line)["sequenceNumber"] for line in path.read_bytes().splitlines()]
+    for path in directory.glob("*.db"):
+        database = apsw.Connection(str(path))
+        found += [row[0] for row in database.execute(f"select sequence_number from {TABLE} order by 1")]
+        database.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["file", "lines", "sqlite"])
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_target_that_was_moved_away_is_filled_anew(kind: str, paused: bool, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    sink: ReplicationSink = SqliteSink(target) if kind == "sqlite" else FileSink(target, keeps_all=kind == "file")
+    async with memory_shard() as shard:
+        async with following(shard, sink) as follower:
+            await work(shard)
+            await caught_up(follower, shard)
+            if paused:
+                await follower.pause()
+            target.rename(tmp_path / "moved")
+            if paused:
+                await follower.resume()
+            await work(shard)
+            await caught_up(follower, shard)
+        assert sequences_in(target) == [event.sequence for event in await log_of(shard)]
+
+
+async def test_an_older_copy_put_in_place_gets_what_it_lacks(tmp_path: Path) -> None:
+    async with memory_shard() as shard:
+        async with following(shard, FileSink(tmp_path)) as follower:
+            await work(shard)
+            await caught_up(follower, shard)
+            path = tmp_path / NAMESPACE / f"{1:020d}.jsonl"
+            older = path.read_bytes()
+            await work(shard)
+            await caught_up(follower, shard)
+            await follower.pause()
+            path.write_bytes(older)
+            await follower.resume()
+            await work(shard)
+            await caught_up(follower, shard)
+        assert sequences_in(tmp_path) == [event.sequence for event in await log_of(shard)]
+
+
 # -- sinks that fail -----------------------------------------------------------------------------
 
 

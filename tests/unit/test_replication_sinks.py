@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.files import FileSink
 from omnirelay.replication.memory import MemorySink
 from omnirelay.replication.settings import TABLE
-from omnirelay.replication.sinks import ReplicationSink, SinkGap, SinkUnusable
+from omnirelay.replication.sinks import ReplicationSink, SinkGap, SinkUnusable, TargetChanged
 from omnirelay.replication.tables import SqliteSink
 from omnirelay.replication.threads import OneThread
 from omnirelay.testing.sinks import SHARD, SinkConformance, made_event, made_events
@@ -269,6 +270,84 @@ async def test_a_delivery_that_was_given_up_does_not_run_beside_its_repetition(
     await again
     await sink.close()
     assert [line["sequenceNumber"] for line in lines_of(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def grown(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b'{"sequenceNumber":99}\n')
+
+
+def shortened(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.read_bytes().index(b"\n") + 1])
+
+
+def replaced(path: Path) -> None:
+    copy = path.with_suffix(".copy")
+    copy.write_bytes(path.read_bytes())
+    copy.replace(path)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, grown, shortened, replaced])
+async def test_a_file_that_changed_under_its_sink_takes_nothing_more(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    sink = FileSink(tmp_path)
+    await sink.open(SHARD)
+    await sink.apply(EVENTS[:3])
+    [path] = (tmp_path / SHARD).glob("*.jsonl")
+    change(path)
+    left = path.read_bytes() if path.exists() else b""
+    for _ in range(2):  # It stays so until the sink is opened again.
+        with pytest.raises(TargetChanged, match=path.name):
+            await sink.apply(EVENTS[3:5])
+    assert (path.read_bytes() if path.exists() else b"") == left
+    known = await sink.open(SHARD)
+    assert known == (msgspec.json.decode(left.splitlines()[-1])["sequenceNumber"] if left else 0)
+    await sink.close()
+
+
+async def test_a_file_that_goes_during_a_delivery_makes_it_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = FileSink(tmp_path)
+    await sink.open(SHARD)
+    await sink.apply(EVENTS[:3])
+    [path] = (tmp_path / SHARD).glob("*.jsonl")
+    real = os.fsync
+
+    def removing(file: int) -> None:
+        real(file)
+        path.unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", removing)
+        with pytest.raises(TargetChanged, match="removed"):
+            await sink.apply(EVENTS[3:5])
+    assert await sink.open(SHARD) == 0
+    await sink.close()
+
+
+async def test_lines_without_an_account_that_went_are_asked_for_again(tmp_path: Path) -> None:
+    sink = FileSink(tmp_path, keeps_all=False)
+    assert await sink.open(SHARD) is None
+    await sink.apply(EVENTS[:3])
+    assert await sink.open(SHARD) is None
+    shutil.rmtree(tmp_path / SHARD)
+    with pytest.raises(TargetChanged):
+        await sink.apply(EVENTS[3:5])
+    assert await sink.open(SHARD) == 0
+    await sink.close()
+
+
+@pytest.mark.parametrize("change", [Path.unlink, replaced, lambda path: Path(f"{path}-wal").unlink()])
+async def test_a_table_whose_file_changed_takes_nothing_more(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    sink = SqliteSink(tmp_path)
+    await sink.open(SHARD)
+    await sink.apply(EVENTS[:3])
+    change(tmp_path / f"{SHARD}.db")
+    for _ in range(2):
+        with pytest.raises(TargetChanged, match=SHARD):
+            await sink.apply(EVENTS[3:5])
+    await sink.close()
 
 
 async def test_calls_of_one_thread_come_one_after_the_other() -> None:

@@ -13,7 +13,7 @@ from omnirelay.log.files import make_directories, sync_directory
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent, json_of
 from omnirelay.replication.settings import ROTATE_BYTES
-from omnirelay.replication.sinks import SinkUnusable
+from omnirelay.replication.sinks import SinkUnusable, TargetChanged
 from omnirelay.replication.threads import OneThread
 
 
@@ -41,7 +41,8 @@ class FileSink:
     """Appends to `{directory}/{shard}/{first sequence}.jsonl`; flushed and synced before it counts.
 
     The files themselves say how far they reach. A line that a crash cut off is removed when the sink opens, and what a
-    failed write left behind before the next one.
+    failed write left behind before the next one. What stands under the name of the file is looked at with every
+    delivery: who goes on in a file that was removed or replaced would confirm what nobody can read.
     """
 
     rebuilds_state = False
@@ -64,8 +65,13 @@ class FileSink:
         self._keeps_all = keeps_all
         self._thread = OneThread("omnirelay-file-sink")
         self._file: int | None = None
+        self._path = directory
         self._size = 0
+        self._half_written = False
+        self._is_open = False
         self._last = 0
+        self._newest_line = 0
+        """The last event whose line this object has written or found, over all that it was opened on."""
 
     @property
     def takes_commits(self) -> bool:
@@ -82,16 +88,17 @@ class FileSink:
             last = self._find_end()
         except OSError as error:
             raise SinkUnusable(f"cannot write to {self._directory}: {error.strerror}") from None
-        self._last = last
-        return last if self._keeps_all else None
+        self._last, self._is_open = last, True
+        # Without an account of its own, a target that lost lines since they were written still has to get them again.
+        lost, self._newest_line = last < self._newest_line, last
+        return last if self._keeps_all or lost else None
 
     def _find_end(self) -> int:
         """Open the last file that has a line; the sequence of its last one, 0 when there is none."""
         for path in sorted(self._directory.glob("*.jsonl"), reverse=True):
             last = self._repaired(path)
             if last is not None:
-                self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
-                self._size = path.stat().st_size
+                self._take(path, os.O_WRONLY | os.O_APPEND)
                 return last
             path.unlink()  # A crash came before its first line was whole.
         return 0
@@ -126,6 +133,8 @@ class FileSink:
         await self._thread.run(lambda: self._apply(events))
 
     def _apply(self, events: Sequence[ReplicatedEvent]) -> None:
+        if not self._is_open:
+            raise self._changed("has to be opened again first")
         # What is new is found out here and not before the thread: an earlier call that took too long may have written.
         if isinstance(events, Commits) and self.takes_commits:
             self._apply_commits(events.behind(self._last))
@@ -136,31 +145,63 @@ class FileSink:
         lines = lines_of(new, self._line_of)
         if lines:
             self._append([b"".join([line + b"\n" for _, line in lines])], lines[0][0].sequence)
+            self._newest_line = lines[-1][0].sequence
         self._last = new[-1].sequence
 
     def _apply_commits(self, new: Commits) -> None:
         if new:
             self._append(new.pieces(), new.first)
-            self._last = new.last
+            self._last = self._newest_line = new.last
 
     def _append(self, pieces: Sequence[bytes], first: int) -> None:
         file = self._roll(first) if self._file is None or self._size >= self._rotate_bytes else self._file
-        # Half a batch that a failed write left behind must not stay: the whole one is coming again.
-        os.ftruncate(file, self._size)
+        self._check_place(file)
+        self._half_written = True
         for piece in pieces:
             view = memoryview(piece)
             while view:
                 view = view[os.write(file, view) :]
         os.fsync(file)
         self._size += sum(map(len, pieces))
+        self._half_written = False
+        self._check_place(file)
+
+    def _check_place(self, file: int) -> None:
+        """What stands under the name must be the open file, with what was written to it and nothing else."""
+        held = os.fstat(file)
+        if held.st_size > self._size and self._half_written:
+            # Half a batch that a failed write left behind must not stay: the whole one is coming again.
+            os.ftruncate(file, self._size)
+            held = os.fstat(file)
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            raise self._changed("was removed or moved") from None
+        if (there.st_dev, there.st_ino) != (held.st_dev, held.st_ino):
+            raise self._changed("was replaced by another file")
+        if held.st_size != self._size:
+            raise self._changed(f"has {held.st_size} bytes where {self._size} were written: somebody else changed it")
+
+    def _changed(self, what: str) -> TargetChanged:
+        self._let_go()
+        self._is_open = False
+        return TargetChanged(f"{self._path} {what}", file=str(self._path))
 
     def _roll(self, first: int) -> int:
         self._let_go()
         path = self._directory / f"{first:020d}.jsonl"
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._size = os.fstat(self._file).st_size
-        sync_directory(self._directory)  # The name of a new file has to survive a crash, too.
-        return self._file
+        try:
+            file = self._take(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+            sync_directory(self._directory)  # The name of a new file has to survive a crash, too.
+        except (FileNotFoundError, FileExistsError) as error:
+            self._path = path
+            raise self._changed(f"cannot be begun: {error.strerror}") from None
+        return file
+
+    def _take(self, path: Path, flags: int) -> int:
+        self._file = file = os.open(path, flags, 0o644)
+        self._path, self._size, self._half_written = path, os.fstat(file).st_size, False
+        return file
 
     def _let_go(self) -> None:
         file, self._file = self._file, None

@@ -29,6 +29,14 @@ class SinkUnusable(OmniRelayError):
     default_code = "replication.unusable"
 
 
+class TargetChanged(OmniRelayError):
+    """The target is no longer the one that was opened: it was removed, moved or replaced. Nothing of this delivery
+    counts; the sink is closed and opened again, and what its target then lacks is delivered again.
+    """
+
+    default_code = "replication.target_changed"
+
+
 class SinkGap(OmniRelayError):
     """An event came too early: what is between it and the last one has to come first."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -16,7 +17,7 @@ from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.rows import Row, rows_of
 from omnirelay.replication.runs import Runs, runs_of
 from omnirelay.replication.settings import TABLE, is_table_name
-from omnirelay.replication.sinks import SinkUnusable
+from omnirelay.replication.sinks import SinkUnusable, TargetChanged
 from omnirelay.replication.threads import OneThread
 
 _ROW: Final = "(?, ?, ?, ?, ?)"
@@ -32,13 +33,28 @@ _TAKES_ARRAYS: Final = "ENABLE_CARRAY" in apsw.compile_options
 """Whether SQLite takes many texts at once, which it then makes rows of while others use the interpreter."""
 
 
+_Files = tuple[int, int, int]
+
+
+def _files_of(path: Path) -> _Files | None:
+    """Which files are the database: the device, the file and the log that goes with it; None when one is missing."""
+    try:
+        database = os.stat(path)
+        return database.st_dev, database.st_ino, os.stat(f"{path}-wal").st_ino
+    except FileNotFoundError:
+        return None
+
+
 def _inserts(events: Sequence[ReplicatedEvent]) -> Runs | list[Row]:
     runs = runs_of(events) if _TAKES_ARRAYS and isinstance(events, Commits) else None
     return rows_of(events) if runs is None else runs
 
 
 class SqliteSink:
-    """One file per shard: `{directory}/{shard}.db`. The table itself says how far it reaches."""
+    """One file per shard: `{directory}/{shard}.db`. The table itself says how far it reaches.
+
+    Which files stand under its names is looked at with every delivery: SQLite goes on in one that was removed.
+    """
 
     rebuilds_state = False
     takes_commits = True
@@ -49,6 +65,8 @@ class SqliteSink:
         self._directory = directory
         self._table = table
         self._database: apsw.Connection | None = None
+        self._path = directory
+        self._files: _Files | None = None
         self._thread = OneThread("omnirelay-sqlite-sink")
         self._prepared: tuple[Commits, Runs | list[Row]] | None = None
 
@@ -61,7 +79,7 @@ class SqliteSink:
             make_directories(self._directory)
         except OSError as error:
             raise SinkUnusable(f"cannot write to {self._directory}: {error.strerror}") from None
-        path = self._directory / f"{shard}.db"
+        self._path = path = self._directory / f"{shard}.db"
         try:
             self._database = database = apsw.Connection(str(path))
             database.set_busy_timeout(10_000)
@@ -75,6 +93,7 @@ class SqliteSink:
             row = database.execute(f"select max(sequence_number) from {self._table}").fetchone()
         except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError) as error:
             raise SinkUnusable(f"{path} holds something else: {error}") from None
+        self._files = _files_of(path)
         return 0 if row is None or row[0] is None else int(str(row[0]))
 
     async def prepare(self, commits: Commits) -> None:
@@ -88,14 +107,24 @@ class SqliteSink:
         await self._thread.run(lambda: self._insert(events, ready))
 
     def _insert(self, events: Sequence[ReplicatedEvent], ready: Runs | list[Row] | None = None) -> None:
-        assert self._database is not None
+        if self._database is None:
+            raise TargetChanged(f"{self._path} has to be opened again first", file=str(self._path))
         # Here and not in the event loop: a large batch takes a while.
         inserts = _inserts(events) if ready is None else ready
+        self._check_place()
         with self._database:
             if isinstance(inserts, Runs):
                 self._insert_runs(self._database, inserts)
             else:
                 self._insert_rows(self._database, inserts)
+        self._check_place()
+
+    def _check_place(self) -> None:
+        there = _files_of(self._path)
+        if there != self._files:
+            self._let_go()
+            what = "was removed or moved" if there is None else "was replaced by another file"
+            raise TargetChanged(f"{self._path} {what}", file=str(self._path))
 
     def _insert_runs(self, database: apsw.Connection, runs: Runs) -> None:
         statement = f"insert or ignore into {self._table} select ?1 + rowid - 1, ?2, ?3, ?4, value from carray(?5)"
