@@ -23,7 +23,7 @@ from omnirelay.client.connections import encoded
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.client.items import ItemSpec as ItemSpec
 from omnirelay.client.items import in_batches, new_request_id, with_ids
-from omnirelay.client.linking import Linking, Mode
+from omnirelay.client.linking import ClientMisplaced, Linking, Mode
 from omnirelay.client.retrying import RetryBudget, pause_ms
 from omnirelay.client.watching import watch_events
 from omnirelay.core.payload import DEFAULT_PRIORITY, DEFAULT_WEIGHT, OwnershipToken
@@ -80,6 +80,8 @@ class Client:
         headers = {} if caller is None else {"rpc-caller": caller}
         self._linking = Linking(url, namespace, headers, mode)
         self._budget = RetryBudget()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Where its connection lives: that of the first call."""
 
     async def __aenter__(self) -> Client:
         return self
@@ -438,7 +440,11 @@ class Client:
         self, from_sequence: int | None = None, *, types: Sequence[str] | None = None, until_caught_up: bool = False
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Every durable event from there on, in order; goes on by itself after the connection broke."""
-        return watch_events(self.url, self.namespace, from_sequence, as_list("types", types), until_caught_up)
+        self._linking.check_open()
+        chosen = as_list("types", types)
+        return watch_events(
+            self.url, self.namespace, from_sequence, chosen, until_caught_up, check_open=self._linking.check_open
+        )
 
     # -- how it is done ------------------------------------------------------------------------
 
@@ -464,6 +470,11 @@ class Client:
 
         return attempt
 
+    def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is not None:
+            raise ClientMisplaced("this client was used in another event loop; make one for each, or use SyncClient")
+        self._loop = loop
+
     async def _with_retries(
         self,
         attempt: Callable[[float], Awaitable[A]],
@@ -474,6 +485,8 @@ class Client:
     ) -> A:
         """`final` are refusals that the caller wants to hear of at once."""
         loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._belong_to(loop)
         end = loop.time() + timeout_ms / 1000
         tried = 0
         while True:

@@ -66,6 +66,12 @@ class ClientClosed(FailedPrecondition):
     default_code = "error.client.closed"
 
 
+class ClientMisplaced(FailedPrecondition):
+    """The client belongs to another process, or to another event loop. Make one for each."""
+
+    default_code = "error.client.misplaced"
+
+
 class Linking:
     """Hands out the connection of a client. Concurrent callers share one attempt to make it, and what came of it."""
 
@@ -94,10 +100,13 @@ class Linking:
             self._upgrading = asyncio.get_running_loop().create_task(self._upgrade())
         return connection
 
-    async def connected(self, left_ms: float) -> Connection:
-        """A live connection. Raises NotConnected (try again later) or what the node refused with."""
+    def check_open(self) -> None:
         if self._closed:
             raise ClientClosed("the client is closed")
+
+    async def connected(self, left_ms: float) -> Connection:
+        """A live connection. Raises NotConnected (try again later) or what the node refused with."""
+        self.check_open()
         if self.live is not None:
             return self.live
         if self._connecting is None:

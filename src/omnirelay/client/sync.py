@@ -6,20 +6,24 @@ with SyncClient("http://127.0.0.1:7070") as client:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from omnirelay.client.client import Client
-from omnirelay.client.linking import ClientClosed
-from omnirelay.client.threads import LoopThread
+from omnirelay.client.linking import ClientClosed, ClientMisplaced
+from omnirelay.client.threads import LoopForked, LoopStopped, LoopThread
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class SyncClient:
-    """Any number of threads may use one object. The connection lives in a thread of its own."""
+    """Any number of threads may use one object. The connection lives in a thread of its own, which no fork copies:
+    make a client in each process.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """Takes what `Client` takes."""
@@ -55,9 +59,7 @@ class SyncClient:
 
     def _waited(self, method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
         def call(*arguments: P.args, **options: P.kwargs) -> R:
-            if self._closed:
-                raise ClientClosed("the client is closed")
-            return self._thread.run(method(*arguments, **options))
+            return self._run(method(*arguments, **options))
 
         call.__doc__ = method.__doc__
         return call
@@ -65,19 +67,41 @@ class SyncClient:
     def watch(
         self, from_sequence: int | None = None, *, types: Sequence[str] | None = None, until_caught_up: bool = False
     ) -> Iterator[dict[str, Any]]:
-        events = self._client.watch(from_sequence, types=types, until_caught_up=until_caught_up)
+        """What `Client.watch` gives, one after another."""
+        if self._thread.forked:
+            raise _forked()
+        return self._each(self._client.watch(from_sequence, types=types, until_caught_up=until_caught_up))
+
+    def _each(self, events: AsyncGenerator[dict[str, Any], None]) -> Iterator[dict[str, Any]]:
         try:
-            while not self._closed and (event := self._thread.run(_next(events))) is not None:
+            while (event := self._run(_next(events))) is not None:
                 yield event
         finally:
+            with suppress(ClientClosed, ClientMisplaced):
+                self._run(_end(events))
+
+    def _run(self, work: Coroutine[Any, Any, R]) -> R:
+        try:
+            return self._thread.run(work)
+        except LoopForked:
+            raise _forked() from None
+        except LoopStopped:
+            raise ClientClosed("the client is closed") from None
+        except CancelledError:
             if not self._closed:
-                self._thread.run(_end(events))
+                raise
+            raise ClientClosed("the client was closed before the answer came") from None
 
     def close(self) -> None:
-        """End the connection and its thread. Safe to call twice."""
-        if not self._closed:
-            self._closed = True
+        """End the connection and its thread; calls under way raise ClientClosed. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.forked:
+            return  # Both are the other process's own.
+        try:
             self._thread.run(self._client.close())
+        finally:
             self._thread.stop()
 
     def __enter__(self) -> SyncClient:
@@ -99,3 +123,9 @@ async def _next(events: Any) -> Any:
 
 async def _end(events: Any) -> None:
     await events.aclose()
+
+
+def _forked() -> ClientMisplaced:
+    return ClientMisplaced(
+        "this client was made before a fork and lives in the other process; make one in each process"
+    )

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class LoopStopped(RuntimeError):
+    """Work was given to a loop that does none any more."""
+
+
+class LoopForked(RuntimeError):
+    """Work was given to a loop that a fork left behind in another process."""
 
 
 class LoopThread:
@@ -16,10 +26,19 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._ready = threading.Event()
+        self._submitting = threading.Lock()
+        self._stopped = False
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self.loop: asyncio.AbstractEventLoop
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is another process than the one the thread is in. A fork copies no threads."""
+        return os.getpid() != self._process
+
     def start(self) -> None:
+        self._process = os.getpid()
         self.loop = asyncio.new_event_loop()
         self._thread.start()
         self._ready.wait()
@@ -37,7 +56,17 @@ class LoopThread:
         self.loop.close()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        """Do the work there. Raises LoopStopped or LoopForked when nobody would. What is under way at the stop is
+        cancelled.
+        """
+        if self.forked:
+            work.close()
+            raise LoopForked(f"the thread is in process {self._process}, this is {os.getpid()}")
+        with self._submitting:  # Whatever comes before the stop is found by it.
+            if not self._stopped:
+                return asyncio.run_coroutine_threadsafe(work, self.loop)
+        work.close()
+        raise LoopStopped("the thread was stopped")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do the work there and wait for it here. Must not be called in that thread itself."""
@@ -49,6 +78,11 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
+        if self.forked:
+            return
+        with self._submitting:
+            self._stopped = True
         if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.loop.stop)
+            with suppress(RuntimeError):  # Somebody else stops it, too, and it has just ended.
+                self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()

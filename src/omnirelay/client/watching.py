@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -16,10 +16,17 @@ from omnirelay.wire.answers import ErrorBody, StatsAnswer
 
 
 async def watch_events(
-    url: str, namespace: str, from_sequence: int | None, types: Sequence[str] | None, until_caught_up: bool
+    url: str,
+    namespace: str,
+    from_sequence: int | None,
+    types: Sequence[str] | None,
+    until_caught_up: bool,
+    *,
+    check_open: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Events in order. After a broken connection it goes on behind the last one that came whole.
 
+    `check_open` raises when nobody is to be asked any more, and is called before every connection.
     With `until_caught_up` it ends when the node says so, not when a connection does: that may just have been closed.
     """
     query: dict[str, str] = {}
@@ -34,6 +41,7 @@ async def watch_events(
     failures = 0
     async with httpx.AsyncClient(timeout=httpx.Timeout(10, read=60)) as client:
         while True:
+            check_open()
             headers = {"accept": "text/event-stream"} | ({} if last is None else {"last-event-id": last})
             try:
                 if "from" not in query and not until_caught_up:
