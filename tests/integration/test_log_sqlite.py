@@ -9,6 +9,7 @@ import os
 import shutil
 import sqlite3
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 
 from omnirelay.core.events import Completed, Enqueue, Event, TimeAdvanced
 from omnirelay.core.payload import OwnershipToken, Payload
-from omnirelay.errors import InvalidArgument, LogLocked, LogUnavailable
+from omnirelay.errors import InvalidArgument, LogDamaged, LogLocked, LogUnavailable
 from omnirelay.log import SnapshotRecord, SqliteLog
 from omnirelay.log.failpoints import armed
 from omnirelay.log.snapshots import read_snapshot, write_snapshot
@@ -294,8 +295,7 @@ async def test_a_backup_takes_the_snapshot_files_along(store: SqliteStore, tmp_p
     paths = []
     for _ in range(3):
         await leader.append_many(2)
-        paths.append(write_snapshot(store.root, leader.position.sequence, b"header", [b"chunk"])[0])
-        await leader.snapshot()
+        paths.append((await leader.snapshot()).path)
     await leader.log.trim(12, leader.epoch)
     # Pruned meanwhile: the copy must not have a record of files that it lacks.
     for file in (store.root / paths[1]).iterdir():
@@ -307,7 +307,7 @@ async def test_a_backup_takes_the_snapshot_files_along(store: SqliteStore, tmp_p
     (record,) = await copy.snapshots()
     assert record.path == paths[2]
     header, chunks = read_snapshot(tmp_path / "copy", record.path)
-    assert (header, list(chunks)) == (b"header", [b"chunk"])
+    assert (header, list(chunks)) == (b"the state after %d" % record.sequence, [])
     assert (await copy.verify()).anchor.sequence == 9
     await copy.close()
 
@@ -322,7 +322,6 @@ async def test_a_backup_that_cannot_be_written_leaves_nothing_behind(store: Sqli
     def fill_up() -> None:
         (tmp_path / "copy.partial" / "snapshots").write_text("in the way")
 
-    write_snapshot(store.root, leader.position.sequence, b"header", [b"chunk"])
     await leader.snapshot()
     with armed("log.backup.copied", fill_up), pytest.raises(LogUnavailable, match="backup"):
         await leader.log.backup(tmp_path / "copy")
@@ -349,9 +348,61 @@ async def test_a_backup_of_a_trimmed_log_without_any_snapshot_is_refused(store: 
         await leader.append_many(2)
         await leader.snapshot()
     await leader.log.trim(6, leader.epoch)
+    shutil.rmtree(store.root / "snapshots")
     with pytest.raises(LogUnavailable):
         await leader.log.backup(tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
+    await leader.log.close()
+
+
+# ------------------------------------------------------------ what a trimmed log cannot do without
+
+
+async def with_two_snapshots(store: SqliteStore) -> tuple[Leader, list[Path]]:
+    leader = await Leader.of(store.open())
+    paths = []
+    for _ in range(2):
+        await leader.append_many(2)
+        paths.append(store.root / (await leader.snapshot()).path)
+    return leader, paths
+
+
+def remove(path: Path) -> Path:
+    shutil.rmtree(path)
+    return path / "manifest.json"
+
+
+def alter(path: Path) -> Path:
+    (path / "header").write_bytes(b"the state after 0")
+    return path / "header"
+
+
+def replace(path: Path) -> Path:
+    """Whole by itself, but not what the log has a record of."""
+    write_snapshot(path.parent.parent, int(path.name), b"another state", ())
+    return path
+
+
+@pytest.mark.parametrize("spoil", [remove, alter, replace])
+async def test_verify_names_the_snapshot_file_without_which_a_trimmed_log_cannot_be_opened(
+    store: SqliteStore, spoil: Callable[[Path], Path]
+) -> None:
+    leader, (older, newer) = await with_two_snapshots(store)
+    await leader.log.trim(6, leader.epoch)
+    spoiled = spoil(newer)
+    assert (await leader.log.verify()).snapshots == 2  # The older one serves as well.
+    spoil(older)
+    with pytest.raises(LogDamaged, match="no snapshot says") as refusal:
+        await leader.log.verify()
+    assert refusal.value.details["file"] == str(spoiled)
+    assert str(spoiled) in refusal.value.message
+    await leader.log.close()
+
+
+async def test_verify_needs_no_snapshot_while_the_log_reaches_back_to_its_beginning(store: SqliteStore) -> None:
+    leader, _ = await with_two_snapshots(store)
+    shutil.rmtree(store.root / "snapshots")
+    assert (await leader.log.verify()).anchor.sequence == 0
     await leader.log.close()
 
 

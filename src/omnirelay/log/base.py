@@ -231,7 +231,8 @@ class EventLog(Protocol):
     async def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
         """Walk and decode everything; `progress(frames done, frames in all)` is called on the event loop.
 
-        Raises LogDamaged naming the first bad frame, LogRegressed, or UnknownEvent.
+        Raises LogDamaged naming the first bad frame, or the snapshot file without which a trimmed log cannot be opened;
+        LogRegressed, or UnknownEvent.
         """
         ...
 

@@ -141,4 +141,8 @@ def _read_manifest(root: Path) -> Manifest:
 
 
 def _damaged(path: Path, what: str) -> LogDamaged:
-    return LogDamaged(f"snapshot file {path} {what}; start from an older snapshot or from the log", file=str(path))
+    return LogDamaged(
+        f"snapshot file {path} {what}; an older snapshot serves as well, or the log if nothing of it was trimmed, else"
+        " a backup or segments have to be restored",
+        file=str(path),
+    )

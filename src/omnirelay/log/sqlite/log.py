@@ -252,7 +252,11 @@ class SqliteLog:
                     progress(verification.frames, max(total, verification.frames))
         finally:
             self._let_go(reader)
-        return await self._read(self._query, lambda connection: verification.finish(connection, self._paths))
+        report: VerifyReport = await self._read(
+            self._query, lambda connection: verification.finish(connection, self._paths)
+        )
+        await self._read(verification.check_snapshot_files, self._paths.directory)
+        return report
 
     async def backup(self, destination: Path) -> None:
         """Copy to a new directory that `open` takes as DIR/{namespace}: database and snapshots, no witness."""

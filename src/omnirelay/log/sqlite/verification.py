@@ -1,12 +1,19 @@
-"""Walking a whole log: every frame hashed, linked and decoded, then head, snapshot records and witness compared."""
+"""Walking a whole log: every frame hashed, linked and decoded, then head, snapshot records and witness compared.
+
+A log that was trimmed says nothing without a snapshot: there must be one whose files are what was written.
+"""
 
 from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
 
 import apsw
 
 from omnirelay.errors import LogDamaged
-from omnirelay.log.base import Anchor, Position, VerifyReport
+from omnirelay.log.base import Anchor, Position, SnapshotRecord, VerifyReport
 from omnirelay.log.frame import decode_frame
+from omnirelay.log.snapshots import read_snapshot
 from omnirelay.log.sqlite.checks import check_end, check_witness
 from omnirelay.log.sqlite.paths import LogPaths
 from omnirelay.log.sqlite.reader import FrameReader, read_view
@@ -25,6 +32,8 @@ class Verification:
         self._position = Position(anchor.sequence, anchor.chain)
         self._events = 0
         self._bytes = 0
+        self._needed: list[SnapshotRecord] = []
+        """The snapshots that recovery has to choose from, newest first; none when it can do without."""
 
     def take(self, reader: FrameReader) -> bool:
         """Check one more batch; False when there is none. Raises LogDamaged, UnknownEvent, LogSchemaTooNew."""
@@ -53,6 +62,9 @@ class Verification:
                     file=str(paths.database),
                     sequence=record.sequence,
                 )
+        if view.anchor.sequence > 0:
+            # A record without files is that of a log whose events stand for themselves.
+            self._needed = [record for record in snapshots if record.path]
         return VerifyReport(
             self._anchor,
             self._position,
@@ -63,3 +75,34 @@ class Verification:
             len(snapshots),
             witness.sequence if witness is not None else None,
         )
+
+    def check_snapshot_files(self, directory: Path) -> None:
+        """Raises LogDamaged, naming the file, when frames are gone and no snapshot that stands for them can be read.
+
+        After `finish`, and without a transaction: this may take a while.
+        """
+        damage: LogDamaged | None = None
+        for record in self._needed:
+            try:
+                _check_files(directory, record)
+            except LogDamaged as error:
+                damage = damage or error
+            else:
+                return
+        if damage is not None:
+            raise LogDamaged(
+                f"the log of {self._shard!r} begins behind event {self._anchor.sequence}, and no snapshot says what the"
+                f" state was by then: {damage.message}",
+                shard=self._shard,
+                file=damage.details["file"],
+            )
+
+
+def _check_files(directory: Path, record: SnapshotRecord) -> None:
+    header, chunks = read_snapshot(directory, record.path)
+    running = sha256(header)
+    for chunk in chunks:
+        running.update(chunk)
+    if running.hexdigest() != record.digest:
+        path = directory / record.path
+        raise LogDamaged(f"snapshot {path} is another one than was recorded for it", file=str(path))

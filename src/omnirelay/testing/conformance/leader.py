@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
 from typing import Final
 
 from omnirelay.core.events import Enqueue, Event, GenerationStarted, TimeAdvanced
 from omnirelay.core.payload import Payload
 from omnirelay.log import Acquired, EventLog, Frame, SnapshotRecord, encode_frame
+from omnirelay.log.snapshots import write_snapshot
 
 TIME_MS: Final = 1_700_000_000_000
 
@@ -77,15 +80,21 @@ class Leader:
         return self.frame_of([event])
 
     async def snapshot(self, *, highest_fence: int = 0) -> SnapshotRecord:
-        """Record a snapshot at the end of the log. Its files do not matter to the log."""
+        """Record a snapshot at the end of the log, with files where the log has a directory for them."""
+        sequence = self.position.sequence
+        contents = b"the state after %d" % sequence
+        path, size = f"snapshots/{sequence:020d}", len(contents)
+        directory: Path | None = getattr(self.log, "directory", None)
+        if directory is not None:
+            path, size = write_snapshot(directory, sequence, contents, ())
         record = SnapshotRecord(
-            sequence=self.position.sequence,
+            sequence=sequence,
             chain=self.position.chain,
-            digest=f"digest-{self.position.sequence}",
-            path=f"snapshots/{self.position.sequence:020d}",
+            digest=sha256(contents).hexdigest(),
+            path=path,
             created_ms=TIME_MS,
-            events=self.position.sequence,
-            size=1000,
+            events=sequence,
+            size=size,
             highest_fence=highest_fence,
         )
         await self.log.add_snapshot(record, self.epoch)
