@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from omnirelay.core import commands as cmd
+from omnirelay.core import views
 from omnirelay.core.events import RestoredItem
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import OwnershipToken
+from omnirelay.core.snapshot import digest
 from omnirelay.errors import InvalidArgument, NotFound, ResourceExhausted
 from tests.builders import WORKER, Kernel, new_item, payload
 
@@ -298,3 +300,19 @@ def test_a_purged_item_gives_its_request_id_back_after_its_time() -> None:
     kernel.do(cmd.PurgeItems(ALL))
     kernel.pass_time(1_000)
     assert kernel.enqueue(new_item("a", request_id="r1")) == [2]
+
+
+# -- looking -------------------------------------------------------------------------------------
+
+
+def test_whoever_looks_at_an_item_can_change_nothing_of_it() -> None:
+    kernel = Kernel()
+    kernel.enqueue(new_item("a", attributes={"tenant": "x"}), new_item("b", attributes={"tenant": "x"}))
+    looked_at = [views.view(kernel.item(1)), *views.peek(kernel.state).items]
+    for seen in looked_at:
+        assert seen.payload.attributes is not None
+        seen.payload.attributes.clear()
+        seen.payload.resource_type = "another"
+    assert kernel.do(cmd.CancelItem(1)).state == "cancelled"
+    assert kernel.lease_one().payload == payload("b", attributes={"tenant": "x"})
+    assert digest(kernel.replayed()) == kernel.digest()

@@ -24,7 +24,11 @@ class EnqueueAnswer(msgspec.Struct, frozen=True):
 
 
 class GrantedLease(msgspec.Struct, frozen=True, gc=False):
-    """A lease as its owner gets it. `remaining_ms` counts from the moment of the grant."""
+    """A lease as its owner gets it. `remaining_ms` counts from the moment of the grant.
+
+    In the shard's own process `payload` is the very one that the shard keeps, because a copy for every lease would cost
+    too much. It MUST NOT be changed, its attributes neither: the state would no longer be what its log says.
+    """
 
     payload: Payload
     token: OwnershipToken

@@ -1,7 +1,8 @@
 """What a caller hands in: the payload of an item and the wish to enqueue it.
 
 These are values. They are not frozen, because replacing interned strings in a frozen struct would cost a copy on the
-hot path. Whoever hands one in gives it away: it must not be changed afterwards, and the shard does not change it.
+hot path. Whoever hands one in gives it away: it must not be changed afterwards, and the shard does not change it. Nor
+must the payload of a lease be changed by who gets it; that of a view is a copy.
 """
 
 from __future__ import annotations

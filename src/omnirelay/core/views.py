@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from itertools import islice
 
 from omnirelay.core.answers import BackpressureSignal, ItemView, Page, Stats
@@ -10,7 +11,7 @@ from omnirelay.core.closures import DEPTH, Closure
 from omnirelay.core.events import BackpressureChanged
 from omnirelay.core.intake import check_caller, check_required_number, check_text, refuse, request_key
 from omnirelay.core.items import COMPLETED, DEAD, DELAYED, LEASED, READY, STATE_NAMES, Item
-from omnirelay.core.payload import Caller
+from omnirelay.core.payload import Caller, Payload
 from omnirelay.core.rules.closing import depth_reason
 from omnirelay.core.rules.handling import SCAN_MAX, find_item, matches
 from omnirelay.core.state import State
@@ -24,12 +25,13 @@ _NO_TRAIL = Trail()
 
 
 def view(item: Item) -> ItemView:
+    """The item as it is now. Whoever looks gets a payload of its own: changing it changes nothing here."""
     lease = item.lease
     trail = item.trail or _NO_TRAIL
     return ItemView(
         sequence_id=item.sequence_id,
         state=STATE_NAMES[item.state],
-        payload=item.payload,
+        payload=_copied(item.payload),
         attempt=item.attempt,
         priority=item.priority,
         weight=item.weight,
@@ -51,6 +53,13 @@ def view(item: Item) -> ItemView:
         parent_sequence_id=trail.parent,
         ended_at=item.ended_at if item.state >= COMPLETED else None,
     )
+
+
+def _copied(payload: Payload) -> Payload:
+    own = copy(payload)
+    if own.attributes is not None:
+        own.attributes = dict(own.attributes)
+    return own
 
 
 def locate(state: State, sequence_id: int | None, request_id: str | None, caller: Caller) -> Item:
