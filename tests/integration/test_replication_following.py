@@ -260,6 +260,53 @@ async def test_an_older_copy_put_in_place_gets_what_it_lacks(tmp_path: Path) -> 
         assert sequences_in(tmp_path) == [event.sequence for event in await log_of(shard)]
 
 
+# -- targets of somebody else ----------------------------------------------------------------------
+
+
+def forget_owner(target: Path) -> None:
+    """As a version left it that knew of none."""
+    for path in target.glob(".*.owner"):
+        path.unlink()
+    for path in target.glob("*.db"):
+        database = apsw.Connection(str(path))
+        database.execute("drop table OmniRelayOwners")
+        database.close()
+
+
+def sink_on(kind: str, target: Path) -> ReplicationSink:
+    return SqliteSink(target) if kind == "sqlite" else FileSink(target)
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_target_of_another_log_is_refused_however_long_that_is(kind: str, known: bool, tmp_path: Path) -> None:
+    async with memory_shard() as first, following(first, sink_on(kind, tmp_path)) as follower:
+        await work(first)
+        await caught_up(follower, first)
+        held = first.last_sequence
+    if not known:
+        forget_owner(tmp_path)
+    async with await Place("memory", Path("unused")).open(FakeClock(1_700_000_000_001)) as other:
+        await work(other, rounds=6)
+        async with following(other, sink_on(kind, tmp_path)) as follower:
+            await soon(follower.wait_state("failed"))
+            assert "belongs to something else" in (follower.last_error or "")
+            if known:
+                assert first.log.log_id in (follower.last_error or "")
+    assert sequences_in(tmp_path) == list(range(1, held + 1))
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+async def test_a_target_without_an_owner_is_taken_over_by_its_log(kind: str, tmp_path: Path) -> None:
+    async with memory_shard() as shard:
+        for _ in range(3):
+            async with following(shard, sink_on(kind, tmp_path)) as follower:
+                await work(shard)
+                await caught_up(follower, shard)
+            forget_owner(tmp_path)
+        assert sequences_in(tmp_path) == [event.sequence for event in await log_of(shard)]
+
+
 # -- sinks that fail -----------------------------------------------------------------------------
 
 

@@ -50,6 +50,27 @@ async def caught_up(node: Node) -> None:
             await soon(follower.wait_confirmed(last))
 
 
+@pytest.mark.parametrize("kind", ["file", "sqlite", "governance"])
+async def test_two_nodes_do_not_share_a_target(kind: str, tmp_path: Path) -> None:
+    shared = sink("shared", kind, path=str(tmp_path / "target"))
+    async with node_with(shared, data=tmp_path / "a") as first:
+        async with Http(first) as http:
+            await http.call("enqueue", ITEM)
+        await caught_up(first)
+        owner = first.components[0].shard().log.log_id
+        async with node_with(shared, data=tmp_path / "b") as second:
+            async with Http(second) as http:
+                await http.call("enqueue", {"items": [ITEM] * 9})
+            [follower] = second.replication.find()
+            await soon(follower.wait_state("failed"))
+            assert owner in (follower.last_error or "")
+        async with Http(first) as http:
+            await http.call("enqueue", ITEM)
+        await caught_up(first)
+        [status] = first.replication.status()
+        assert (status.state, status.failures) == ("running", 0)
+
+
 async def test_every_shard_is_followed_by_the_sinks_that_want_it(tmp_path: Path) -> None:
     sinks = (
         sink("all", "file"),

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnirelay.core.events import EVENT_NUMBERS
+from omnirelay.errors import Unavailable
 from omnirelay.log.base import Frame
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.files import FileSink
@@ -348,6 +349,50 @@ async def test_a_table_whose_file_changed_takes_nothing_more(tmp_path: Path, cha
         with pytest.raises(TargetChanged, match=SHARD):
             await sink.apply(EVENTS[3:5])
     await sink.close()
+
+
+async def test_two_sinks_do_not_write_to_one_directory_at_once(tmp_path: Path) -> None:
+    first, second = FileSink(tmp_path), FileSink(tmp_path)
+    first.of_log("a")
+    second.of_log("b")
+    await first.open(SHARD)
+    with pytest.raises(Unavailable, match="another sink writes"):
+        await second.open(SHARD)
+    await first.apply(EVENTS[:2])
+    with pytest.raises(SinkUnusable, match="id a"):
+        await second.open(SHARD)
+    await first.close()
+    with pytest.raises(SinkUnusable, match="id a"):
+        await second.open(SHARD)
+    shutil.rmtree(tmp_path / SHARD)
+    assert await second.open(SHARD) == 0
+    await second.close()
+
+
+async def test_a_directory_that_was_emptied_is_anybodys(tmp_path: Path) -> None:
+    for log_id in ("a", "b"):
+        sink = FileSink(tmp_path)
+        sink.of_log(log_id)
+        assert await sink.open(SHARD) == 0
+        await sink.apply(EVENTS[:2])
+        await sink.close()
+        shutil.rmtree(tmp_path / SHARD)
+
+
+async def test_of_two_logs_that_open_a_table_one_gets_it(tmp_path: Path) -> None:
+    first, second = SqliteSink(tmp_path), SqliteSink(tmp_path)
+    for sink, log_id in ((first, "a"), (second, "b")):
+        sink.of_log(log_id)
+        assert await sink.open(SHARD) == 0
+    await first.apply(EVENTS[:3])
+    with pytest.raises(SinkUnusable, match="id a"):
+        await second.apply(EVENTS[3:6])
+    with pytest.raises(SinkUnusable, match="id a"):
+        await second.open(SHARD)
+    await first.apply(EVENTS[3:4])
+    await first.close()
+    await second.close()
+    assert [row[0] for row in rows_of(tmp_path, "sequence_number")] == [1, 2, 3, 4]
 
 
 async def test_calls_of_one_thread_come_one_after_the_other() -> None:

@@ -12,6 +12,7 @@ import msgspec
 from omnirelay.log.files import make_directories, sync_directory
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent, json_of
+from omnirelay.replication.owners import DirectoryOwner, Newest, Owner, newest_of
 from omnirelay.replication.settings import ROTATE_BYTES
 from omnirelay.replication.sinks import SinkUnusable, TargetChanged
 from omnirelay.replication.threads import OneThread
@@ -47,6 +48,9 @@ class FileSink:
 
     rebuilds_state = False
 
+    newest: Newest | None = None
+    """The last event that the files had when they were opened, where they keep all of them."""
+
     def __init__(
         self,
         directory: Path,
@@ -64,6 +68,9 @@ class FileSink:
         self._line_of = line_of
         self._keeps_all = keeps_all
         self._thread = OneThread("omnirelay-file-sink")
+        self._owner = DirectoryOwner()
+        self._log_id: str | None = None
+        self._shard = ""
         self._file: int | None = None
         self._path = directory
         self._size = 0
@@ -77,17 +84,24 @@ class FileSink:
     def takes_commits(self) -> bool:
         return self._line_of is whole_event
 
+    def of_log(self, log_id: str) -> None:
+        """Which log it follows. A directory that holds another one's events is refused."""
+        self._log_id = log_id
+
     async def open(self, shard: str) -> int | None:
         return await self._thread.run(lambda: self._open(shard))
 
     def _open(self, shard: str) -> int | None:
         self._let_go()
-        self._directory = self._root / shard
+        self._shard, self._directory, self.newest = shard, self._root / shard, None
         try:
             make_directories(self._directory)
+            self._owner.take(self._directory, self._log_id)
             last = self._find_end()
         except OSError as error:
             raise SinkUnusable(f"cannot write to {self._directory}: {error.strerror}") from None
+        if last:  # Nobody's events are in an empty one, whoever had it before.
+            self._owner.check(self._log_id)
         self._last, self._is_open = last, True
         # Without an account of its own, a target that lost lines since they were written still has to get them again.
         lost, self._newest_line = last < self._newest_line, last
@@ -121,9 +135,12 @@ class FileSink:
                 os.fsync(file.fileno())
             lines = tail[:whole].splitlines()
         try:
-            return _read_sequence(lines[-1]).sequence_number if lines else None
+            last = _read_sequence(lines[-1]).sequence_number if lines else None
         except msgspec.DecodeError:
             raise SinkUnusable(f"the last line of {path} is not an event") from None
+        if last is not None and self._keeps_all:
+            self.newest = newest_of(lines[-1])
+        return last
 
     async def prepare(self, commits: Commits) -> None:
         """Make the text of what comes next while the disk is busy with what comes before it."""
@@ -154,6 +171,8 @@ class FileSink:
             self._last = self._newest_line = new.last
 
     def _append(self, pieces: Sequence[bytes], first: int) -> None:
+        if self._log_id is not None:
+            self._owner.write(Owner(self._shard, self._log_id))
         file = self._roll(first) if self._file is None or self._size >= self._rotate_bytes else self._file
         self._check_place(file)
         self._half_written = True
@@ -188,7 +207,7 @@ class FileSink:
         return TargetChanged(f"{self._path} {what}", file=str(self._path))
 
     def _roll(self, first: int) -> int:
-        self._let_go()
+        self._close_file()
         path = self._directory / f"{first:020d}.jsonl"
         try:
             file = self._take(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
@@ -204,6 +223,10 @@ class FileSink:
         return file
 
     def _let_go(self) -> None:
+        self._close_file()
+        self._owner.release()
+
+    def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             os.close(file)

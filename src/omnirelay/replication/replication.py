@@ -14,6 +14,7 @@ from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.following import Follower
 from omnirelay.replication.governance import Holder, holder_in
 from omnirelay.replication.kinds import SinkPlace, make_sink
+from omnirelay.replication.owners import Newest
 from omnirelay.replication.settings import SinkSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
 from omnirelay.replication.status import FollowStatus
@@ -31,6 +32,7 @@ class _MadeWhenOpened:
         self._settings = settings
         self._place = place
         self._made: ReplicationSink | None = None
+        self._log_id: str | None = None
 
     @property
     def rebuilds_state(self) -> bool:
@@ -44,10 +46,20 @@ class _MadeWhenOpened:
     def takes_commits(self) -> bool:
         return getattr(self._made, "takes_commits", False)
 
+    @property
+    def newest(self) -> Newest | None:
+        return getattr(self._made, "newest", None)
+
+    def of_log(self, log_id: str) -> None:
+        self._log_id = log_id
+
     async def open(self, shard: str) -> int | None:
         if self._made is None:
             # In a thread: a package may be imported for it.
             self._made = await asyncio.to_thread(make_sink, self._settings, self._place)
+        of_log = getattr(self._made, "of_log", None)
+        if of_log is not None:
+            of_log(self._log_id)
         try:
             return await self._made.open(shard)
         except SinkUnusable:

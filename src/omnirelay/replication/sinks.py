@@ -56,6 +56,10 @@ class ReplicationSink(Protocol):
 
         It goes before the checkpoint kept here. Raises SinkUnusable; anything else is tried again. Called once more
         after `close` when somebody resumes a sink that had failed.
+
+        A sink that has a method `of_log(log_id)` is told before which log it is, so that it can keep the id with its
+        target and refuse one that holds another log's events. If it has an attribute `newest` (see `Newest`) after
+        this, that event is compared with the one of the same number in the log.
         """
         ...
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from omnirelay.errors import InvalidArgument, LogTrimmed
+from omnirelay.errors import InvalidArgument, LogDamaged, LogTrimmed
 from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.cursor import LogCursor
 from omnirelay.replication.distance import Distance
 from omnirelay.replication.done import Done
+from omnirelay.replication.owners import Newest
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
 from omnirelay.replication.sources import LogSource
+from omnirelay.wire.instants import instant
 
 _log = logging.getLogger("omnirelay.replication")
 
@@ -35,6 +37,7 @@ class Standing:
         self._name = name
         self._sink = sink
         self._shard = shard
+        self._cursor = cursor
         self._shard_name = shard.log.shard
         self._checkpoints = checkpoints
 
@@ -65,6 +68,9 @@ class Standing:
         """
         resets, reset = self.resets, self.was_reset
         before = self.checkpoint
+        of_log: Callable[[str], None] | None = getattr(self._sink, "of_log", None)
+        if of_log is not None:
+            of_log(self._shard.log.log_id)
         known = await open_target()
         kept = await self._checkpoints.load(self._name, self._shard_name)
         if resets == self.resets:  # Else it is opened once more.
@@ -80,7 +86,25 @@ class Standing:
                 f" {self._shard.last_sequence}: one of them belongs to something else, or the log lost its end;"
                 " empty the target or give it another place, then resume"
             )
+        if known:
+            await self._check_newest(known)
         return reset or self.checkpoint != before
+
+    async def _check_newest(self, known: int) -> None:
+        """The last event of the target has to be the one that the log has under its number."""
+        newest: Newest | None = getattr(self._sink, "newest", None)
+        try:
+            events = await self._cursor.read(known - 1, 1, 1)
+        except (LogTrimmed, LogDamaged):
+            return  # It is no longer there to be compared.
+        if newest is None or not events or events[0].sequence != known:
+            return
+        event = events[0]
+        if (newest.event_type, newest.timestamp) != (event.event_type, instant(event.timestamp)):
+            raise SinkUnusable(
+                f"{self._name} holds another event {known} than the log of {self._shard_name}: it belongs to something"
+                " else; empty the target or give it another place, then resume"
+            )
 
     async def confirm(self, done: Done, resets: int) -> None:
         """The target has these; `resets` as it was when they were read."""

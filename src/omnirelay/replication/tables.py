@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ import apsw
 from omnirelay.log.files import make_directories
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.owners import Newest, newest_of, of_another_log
 from omnirelay.replication.rows import Row, rows_of
 from omnirelay.replication.runs import Runs, runs_of
 from omnirelay.replication.settings import TABLE, is_table_name
@@ -28,6 +30,9 @@ busy event loop may take long."""
 
 _PAGE_BYTES: Final = 16_384
 """Of a new file. Events are half a kilobyte each: the default of 4,096 takes twice the time for the same rows."""
+
+_OWNERS: Final = "OmniRelayOwners"
+"""The table that says which log the rows of each table came from."""
 
 _TAKES_ARRAYS: Final = "ENABLE_CARRAY" in apsw.compile_options
 """Whether SQLite takes many texts at once, which it then makes rows of while others use the interpreter."""
@@ -45,6 +50,19 @@ def _files_of(path: Path) -> _Files | None:
         return None
 
 
+@contextmanager
+def _writing(database: apsw.Connection) -> Iterator[apsw.Connection]:
+    """All of it or nothing, with everybody else kept out from the beginning."""
+    database.execute("begin immediate")
+    try:
+        yield database
+        database.execute("commit")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("rollback")
+        raise
+
+
 def _inserts(events: Sequence[ReplicatedEvent]) -> Runs | list[Row]:
     runs = runs_of(events) if _TAKES_ARRAYS and isinstance(events, Commits) else None
     return rows_of(events) if runs is None else runs
@@ -58,6 +76,8 @@ class SqliteSink:
 
     rebuilds_state = False
     takes_commits = True
+    newest: Newest | None = None
+    """The last event that the table had when it was opened."""
 
     def __init__(self, directory: Path, *, table: str = TABLE) -> None:
         if not is_table_name(table):
@@ -67,8 +87,14 @@ class SqliteSink:
         self._database: apsw.Connection | None = None
         self._path = directory
         self._files: _Files | None = None
+        self._log_id: str | None = None
+        self._shard = ""
         self._thread = OneThread("omnirelay-sqlite-sink")
         self._prepared: tuple[Commits, Runs | list[Row]] | None = None
+
+    def of_log(self, log_id: str) -> None:
+        """Which log it follows. A table with another one's events is refused."""
+        self._log_id = log_id
 
     async def open(self, shard: str) -> int | None:
         return await self._thread.run(lambda: self._open(shard))
@@ -90,11 +116,45 @@ class SqliteSink:
                 " event_type integer not null, timestamp text not null, peer_id text, event_json text not null);"
                 f" create index if not exists IX_{self._table}_EventType on {self._table} (event_type)"
             )
-            row = database.execute(f"select max(sequence_number) from {self._table}").fetchone()
+            row = database.execute(
+                f"select sequence_number, event_json from {self._table} order by sequence_number desc limit 1"
+            ).fetchone()
+            if row is not None:
+                self._check_owner(database)
         except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError) as error:
             raise SinkUnusable(f"{path} holds something else: {error}") from None
-        self._files = _files_of(path)
-        return 0 if row is None or row[0] is None else int(str(row[0]))
+        self._files, self._shard = _files_of(path), shard
+        if row is None:
+            self.newest = None
+            return 0
+        self.newest = newest_of(str(row[1]))
+        return int(str(row[0]))
+
+    def _check_owner(self, database: apsw.Connection) -> bool:
+        """Whether this log is known for the owner of the table. Raises SinkUnusable when another one is."""
+        if not database.table_exists(None, _OWNERS):
+            return False
+        owner = database.execute(
+            f"select shard, log_id from {_OWNERS} where table_name = ?", (self._table.lower(),)
+        ).fetchone()
+        if owner is not None and self._log_id is not None and owner[1] != self._log_id:
+            raise of_another_log(f"{self._table} in {self._path}", str(owner[0]), str(owner[1]))
+        return owner is not None
+
+    def _claim(self, database: apsw.Connection) -> None:
+        """Within the transaction of a delivery, so that of two logs only one comes first."""
+        if self._log_id is None:
+            return
+        is_empty = database.execute(f"select 1 from {self._table} limit 1").fetchone() is None
+        if not is_empty and self._check_owner(database):
+            return
+        database.execute(
+            f"create table if not exists {_OWNERS} (table_name text primary key, shard text not null,"
+            " log_id text not null) without rowid"
+        )
+        database.execute(
+            f"insert or replace into {_OWNERS} values (?, ?, ?)", (self._table.lower(), self._shard, self._log_id)
+        )
 
     async def prepare(self, commits: Commits) -> None:
         """Make the rows of what comes next while the database is busy with what comes before it."""
@@ -112,11 +172,12 @@ class SqliteSink:
         # Here and not in the event loop: a large batch takes a while.
         inserts = _inserts(events) if ready is None else ready
         self._check_place()
-        with self._database:
+        with _writing(self._database) as database:
+            self._claim(database)
             if isinstance(inserts, Runs):
-                self._insert_runs(self._database, inserts)
+                self._insert_runs(database, inserts)
             else:
-                self._insert_rows(self._database, inserts)
+                self._insert_rows(database, inserts)
         self._check_place()
 
     def _check_place(self) -> None:

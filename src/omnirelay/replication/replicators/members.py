@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.owners import Newest
 from omnirelay.replication.replicators.base import Replicator, labelled
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
 
@@ -16,6 +17,15 @@ class SinkOfMember:
     def __init__(self, sink: ReplicationSink) -> None:
         self._sink = sink
         self.rebuilds_state = sink.rebuilds_state
+
+    @property
+    def newest(self) -> Newest | None:
+        return getattr(self._sink, "newest", None)
+
+    def of_log(self, log_id: str) -> None:
+        of_log = getattr(self._sink, "of_log", None)
+        if of_log is not None:
+            of_log(log_id)
 
     async def open(self, shard: str) -> int | None:
         return await self._sink.open(shard)
