@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -51,6 +52,12 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def hang_up(self) -> None:
+        """End what is still being answered. Whoever serves it notices that nobody is there, and ends in order."""
+        for connection in self.server_state.connections:
+            if isinstance(connection, BoundedHttpProtocol):
+                connection.transport.abort()
 
 
 class Node:
@@ -125,7 +132,8 @@ class Node:
             proxy_headers=False,
             limit_concurrency=CONNECTIONS_MAX,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=max(1, self.settings.node.drain_timeout_ms // 1000),
+            # Comes behind the end of the connections, and is for what does not end with them.
+            timeout_graceful_shutdown=1 + math.ceil(self.settings.node.drain_timeout_ms / 1000),
         )
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -178,13 +186,17 @@ class Node:
     async def stop(self) -> None:
         """Refuse new calls, finish those under way, close the logs. Safe to call twice."""
         self.dispatcher.draining = True
+        self.application.drain()
         _log.info("node_stopping", extra={"active": self.dispatcher.active})
         await self.replication.stop()
         # Closing a shard answers everybody who waits in it, so no connection is held up by a long poll.
         await asyncio.gather(*(component.stop() for component in self.components), return_exceptions=True)
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
+            patience = self.settings.node.drain_timeout_ms / 1000
+            hanging_up = asyncio.get_running_loop().call_later(patience, self._server.hang_up)
             await asyncio.gather(self._serving, return_exceptions=True)
+            hanging_up.cancel()
         self._remove_node_file()
 
     # -- what others know of it ----------------------------------------------------------------

@@ -30,7 +30,7 @@ from omnirelay.errors import (
 from omnirelay.rpc.calls import Call, Reply
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.statuses import http_status
-from omnirelay.transport.http_bodies import Bodies, Receive, SenderGone, SenderTooSlow
+from omnirelay.transport.http_bodies import Bodies, BodyUnfinished, Receive, SenderGone, SenderTooSlow
 from omnirelay.transport.http_headers import error_body, error_headers, read_headers, request_meta
 from omnirelay.transport.origins import Origins
 from omnirelay.transport.sse import event_stream
@@ -89,6 +89,10 @@ class HttpInbound:
         self._on_startup = on_startup
         self._on_shutdown = on_shutdown
 
+    def drain(self) -> None:
+        """Refuse what has not arrived as a whole. Calls that come later are refused by the dispatcher that drains."""
+        self._bodies.refuse(_draining())
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._http(scope, receive, send)
@@ -131,6 +135,8 @@ class HttpInbound:
         except SenderTooSlow as error:
             # What may still come of its body must not keep the connection open.
             await exchange.refuse(error, extra={"connection": "close"})
+        except BodyUnfinished as error:
+            await exchange.refuse(error.refusal, extra={"connection": "close"})
         except OmniRelayError as error:
             await exchange.refuse(error)
         except SenderGone:
@@ -161,7 +167,7 @@ class HttpInbound:
 
     def _call(self, exchange: _Exchange, body: bytes) -> Call:
         if self._dispatcher.draining:
-            raise Unavailable("the node is stopping", code="error.resourcelease.draining", retry_after_ms=1_000)
+            raise _draining()
         procedure = exchange.headers.get("rpc-procedure") or exchange.named_by_path()
         if procedure is None:
             raise InvalidArgument(
@@ -210,6 +216,10 @@ class HttpInbound:
         await event_stream(
             self._dispatcher, call, exchange.receive, exchange.send, exchange.refuse, exchange.common_headers()
         )
+
+
+def _draining() -> Unavailable:
+    return Unavailable("the node is stopping", code="error.resourcelease.draining", retry_after_ms=1_000)
 
 
 class _Exchange:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from omnirelay.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
+from omnirelay.errors import DeadlineExceeded, InvalidArgument, OmniRelayError, ResourceExhausted
 from omnirelay.rpc.statuses import TOO_LARGE
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -20,6 +20,14 @@ class SenderTooSlow(DeadlineExceeded):
     """The body did not arrive in time."""
 
 
+class BodyUnfinished(Exception):
+    """The server does not wait for the rest of the body; `refusal` says why."""
+
+    def __init__(self, refusal: OmniRelayError) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
+
+
 class Bodies:
     """Takes in the bodies of one server."""
 
@@ -29,6 +37,15 @@ class Bodies:
         self._seconds_max = seconds_max
         self._total = 0
         """Bytes held by bodies that are not complete yet."""
+        self._limits: set[asyncio.Timeout] = set()
+        """Of the bodies that are being read."""
+        self._refusal: OmniRelayError | None = None
+
+    def refuse(self, error: OmniRelayError) -> None:
+        """Wait for no body any longer: those under way are answered with the error."""
+        self._refusal = error
+        for limit in self._limits:
+            limit.reschedule(0.0)
 
     async def read(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
         """The body of a request, or an error that says which bound it broke; SenderGone when nobody is there."""
@@ -37,14 +54,20 @@ class Bodies:
             raise self._too_large()
         try:
             # From the first byte on: a sender of nothing but headers holds a connection just as well.
-            async with asyncio.timeout(self._seconds_max):
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise SenderGone
-                body: bytes = message.get("body", b"")
-                if message.get("more_body", False):
-                    return await self._read_on(receive, body)
+            async with asyncio.timeout(self._seconds_max if self._refusal is None else 0.0) as limit:
+                self._limits.add(limit)
+                try:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise SenderGone
+                    body: bytes = message.get("body", b"")
+                    if message.get("more_body", False):
+                        return await self._read_on(receive, body)
+                finally:
+                    self._limits.discard(limit)
         except TimeoutError:
+            if self._refusal is not None:
+                raise BodyUnfinished(self._refusal) from None
             raise SenderTooSlow(f"the body did not arrive within {self._seconds_max:g} s") from None
         if len(body) > self._body_max:
             raise self._too_large()

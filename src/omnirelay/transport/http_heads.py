@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from omnirelay.errors import DeadlineExceeded, InvalidArgument, OmniRelayError
 from omnirelay.rpc.statuses import http_status
 from omnirelay.transport.http_headers import error_body, error_headers
+from omnirelay.transport.http_readers import ReaderBoundHttpProtocol
 
 HEAD_MAX = 64 * 1024
 HEAD_SECONDS_MAX = 30.0
@@ -26,7 +27,7 @@ class _HeadTooLarge(Exception):
     """Ends the parsing of a piece that holds too large a head as a whole."""
 
 
-class BoundedHttpProtocol(HttpToolsProtocol):
+class BoundedHttpProtocol(ReaderBoundHttpProtocol):
     """What uvicorn takes as its `http`. WebSockets begin here too, so their heads have the same bounds.
 
     A piece that brings neither the end of a head nor some of a body adds to what piles up: lines of a head, or lines
