@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
+import apsw
+import msgspec
+import pytest
+
+from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.events import ReplicatedEvent
-from tests.integration.shards import enqueued, soon
-from tests.integration.test_replication_following import Recorder, caught_up, following, log_of, memory_shard
+from omnirelay.replication.pacing import Pace
+from omnirelay.replication.settings import TABLE
+from omnirelay.replication.sinks import SinkRefused
+from omnirelay.replication.tables import SqliteSink
+from tests.integration.shards import NAMESPACE, enqueued, items, soon
+from tests.integration.test_replication_following import QUICK, Recorder, caught_up, following, log_of, memory_shard
 
 
 async def cancelled() -> None:
@@ -65,3 +75,91 @@ async def test_a_follower_that_ends_unexpectedly_has_failed_and_begins_again_whe
         await follower.resume()
         await caught_up(follower, shard)
         await soon(follower.wait_state("running"))
+
+
+# -- a target that is worked on --------------------------------------------------------------------
+
+
+async def test_a_pause_is_answered_when_the_delivery_under_way_has_ended() -> None:
+    checkpoints, gate = Checkpoints(None), asyncio.Event()
+    sink = Recorder(lambda events: gate.wait())
+    async with memory_shard() as shard, following(shard, sink, checkpoints) as follower:
+        await soon(sink.delivered(1))
+        pausing = asyncio.create_task(follower.pause())
+        await asyncio.sleep(0)  # Now it is before the next one at the checkpoints.
+        assert (await soon(checkpoints.load("lake", shard.log.shard))).paused
+        assert not pausing.done()
+        gate.set()
+        await soon(pausing)
+        status = follower.status()
+        assert (status.state, status.checkpoint) == ("paused", sink.taken[-1].sequence)
+        assert (sink.opened, sink.closed) == (1, 1)
+        await enqueued(shard)
+        await follower.resume()
+        await caught_up(follower, shard)
+        assert (sink.opened, sink.closed) == (2, 1)
+        assert [event.sequence for event in sink.taken] == [event.sequence for event in await log_of(shard)]
+    await checkpoints.close()
+
+
+async def test_what_waits_for_company_is_not_delivered_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    lingering, linger = asyncio.Event(), Pace.linger
+
+    async def seen(pace: Pace, seconds: float) -> None:
+        lingering.set()
+        await linger(pace, seconds)
+
+    monkeypatch.setattr(Pace, "linger", seen)
+    async with memory_shard() as shard:
+        sink = Recorder()
+        async with following(shard, sink, settings=msgspec.structs.replace(QUICK, linger_ms=600_000)) as follower:
+            await soon(lingering.wait())
+            await follower.pause()
+        assert sink.deliveries == []
+
+
+async def test_resume_opens_the_target_again_even_if_it_was_not_paused() -> None:
+    sink = Recorder()
+    async with memory_shard() as shard, following(shard, sink) as follower:
+        await caught_up(follower, shard)
+        await follower.resume()
+        await enqueued(shard)
+        await caught_up(follower, shard)
+        assert (sink.opened, sink.closed) == (2, 1)
+
+
+async def test_a_sink_that_keeps_failing_opens_its_target_again() -> None:
+    def answer(events: Sequence[ReplicatedEvent]) -> None:
+        if sink.opened == 1:
+            raise ConnectionError("this connection is of no use any more")
+
+    sink = Recorder(answer)
+    async with memory_shard() as shard, following(shard, sink) as follower:
+        await caught_up(follower, shard)
+        assert (sink.opened, sink.closed) == (2, 1)
+
+
+async def test_a_target_that_refuses_an_event_is_not_opened_again() -> None:
+    def answer(events: Sequence[ReplicatedEvent]) -> None:
+        raise SinkRefused("never", sequence=events[0].sequence)
+
+    sink = Recorder(answer)
+    settings = msgspec.structs.replace(QUICK, on_refusal="block")
+    async with memory_shard() as shard, following(shard, sink, settings=settings):
+        await soon(sink.delivered(8))
+        assert sink.opened == 1
+
+
+async def test_a_table_that_was_dropped_is_made_and_filled_again(tmp_path: Path) -> None:
+    path = tmp_path / f"{NAMESPACE}.db"
+    async with memory_shard() as shard, following(shard, SqliteSink(tmp_path)) as follower:
+        await enqueued(shard, *items(5))
+        await caught_up(follower, shard)
+        database = apsw.Connection(str(path))
+        database.execute(f"drop table {TABLE}")
+        await enqueued(shard)
+        await caught_up(follower, shard)
+        await soon(follower.wait_state("running"))
+        found = [row[0] for row in database.execute(f"select sequence_number from {TABLE} order by 1")]
+        database.close()
+        assert found == [event.sequence for event in await log_of(shard)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from omnirelay.errors import LogTrimmed
@@ -23,7 +23,7 @@ from omnirelay.replication.health import SinkHealth, reason_of
 from omnirelay.replication.pacing import Pace
 from omnirelay.replication.requirements import Behind, Requirement
 from omnirelay.replication.settings import FollowSettings
-from omnirelay.replication.sinks import ReplicationSink, SinkUnusable, TargetChanged
+from omnirelay.replication.sinks import ReplicationSink, SinkRefused, SinkUnusable, TargetChanged
 from omnirelay.replication.sources import Happened, LogSource
 from omnirelay.replication.standing import Standing
 from omnirelay.replication.status import Delivered, FollowStatus, SinkState
@@ -33,6 +33,10 @@ _log = logging.getLogger("omnirelay.replication")
 
 GRACE_MS: Final = 2_000
 """How long a follower that stops waits for the delivery under way, and then for its sink to close."""
+
+
+REOPEN_EVERY: Final = 3
+"""After so many failures in a row the target is opened again: perhaps it is no longer what was opened."""
 
 
 class Follower:
@@ -58,6 +62,10 @@ class Follower:
         self._paused = False
         self._loaded = False
         self._opened = False
+        self._stale = False
+        """Somebody may have changed the target: it is opened again before anything else is done to it."""
+        self._at_work = asyncio.Lock()
+        """Held while something is done to the target."""
         self._pace = Pace(settings)
         self._health = SinkHealth(name, self.shard_name, settings.stalled_after_ms)
         self._cursor = cursor = LogCursor(shard, region)
@@ -112,14 +120,20 @@ class Follower:
     # -- operators -----------------------------------------------------------------------------
 
     async def pause(self) -> None:
-        """Deliver nothing until `resume`, also after a restart."""
+        """Deliver nothing until `resume`, also after a restart.
+
+        When it returns, the delivery under way has ended (which has a time limit of its own), and the target is closed.
+        """
         self._paused = True
         await self._checkpoints.pause(self.name, self.shard_name, True)
         self._pace.wake()
+        if self._task is not None:
+            await self._let_go(unless=lambda: not self._paused)
 
     async def resume(self) -> None:
-        """Go on after a pause, or after a failure that somebody has dealt with."""
+        """Go on after a pause, or after a failure that somebody has dealt with. The target is opened anew."""
         self._paused = False
+        self._stale = True
         await self._checkpoints.pause(self.name, self.shard_name, False)
         self._begin_again()
 
@@ -244,12 +258,14 @@ class Follower:
                 went_on = await self._go_on()
             except SinkUnusable as error:
                 self._health.failed(error, for_good=True)
-                await self._close_sink()
+                self._opened = True  # Perhaps half: whatever it has must be let go of.
+                await self._let_go()
             except Exception as error:
                 self._health.failed(error)
-                if isinstance(error, TargetChanged):
-                    await self._close_sink()
                 tried += 1
+                often = tried % REOPEN_EVERY == 0 and not isinstance(error, SinkRefused)
+                if isinstance(error, TargetChanged) or often:
+                    await self._let_go()
                 await pace.tell_moved()
                 await pace.back_off(tried)
             else:
@@ -270,11 +286,15 @@ class Follower:
             while not self._standing.distance.is_measured:
                 await self._measure()
             if self._paused or self.state == "failed":
+                await self._let_go()
                 await self._pace.tell_moved()
                 await self._pace.wait_changed()
                 return False
-            if not self._opened or self._standing.was_reset:
-                await self._open()
+            if not self._opened or self._stale or self._standing.was_reset:
+                async with self._at_work:
+                    if self._paused:
+                        return False
+                    await self._open()
             await self._deliver_next()
         except LogTrimmed as error:
             if not await self._standing.begin_later(error):
@@ -295,9 +315,16 @@ class Follower:
         if await self._standing.agree(self._open_sink):
             await self._measure()
 
+    async def _let_go(self, unless: Callable[[], bool] = lambda: False) -> None:
+        """Close the target once nothing is done to it any more, unless it is closed."""
+        async with self._at_work:
+            if self._opened and not unless():
+                await self._close_sink()
+
     async def _open_sink(self) -> int | None:
         if self._opened:
             await self._close_sink()
+        self._stale = False
         known = await self._delivery.within_time(self._sink.open(self.shard_name))
         self._opened = True
         return known
@@ -313,7 +340,12 @@ class Follower:
             return
         resets = self._standing.resets
         batch = await self._delivery.next_batch(self.checkpoint, self._pace.linger)
-        if batch:
+        if not batch:
+            return
+        async with self._at_work:
+            # While this was read and waited for company, somebody may have wanted something else.
+            if self._paused or self._stale or resets != self._standing.resets:
+                return
             done = await self._delivery.deliver(batch)
             if resets == self._standing.resets:
                 await self._standing.confirm(done, resets)

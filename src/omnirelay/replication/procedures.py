@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Final
 
 import msgspec
@@ -47,8 +48,8 @@ def serve_replication(dispatcher: Dispatcher, replication: Replication) -> None:
 
     async def pause(meta: RequestMeta, request: SinkRequest) -> SinksAnswer:
         followers = replication.find(request.sink, request.shard)
-        for follower in followers:
-            await follower.pause()
+        # At once: each waits for a delivery under way.
+        await asyncio.gather(*(follower.pause() for follower in followers))
         return _answer(followers)
 
     async def resume(meta: RequestMeta, request: SinkRequest) -> SinksAnswer:

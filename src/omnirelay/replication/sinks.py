@@ -55,7 +55,7 @@ class ReplicationSink(Protocol):
         """Get ready. Returns the last sequence the target itself is known to hold, None when it keeps no account.
 
         It goes before the checkpoint kept here. Raises SinkUnusable; anything else is tried again. Called once more
-        after `close` when somebody resumes a sink that had failed.
+        after `close` when somebody resumes it, and after several failures in a row.
 
         A sink that has a method `of_log(log_id)` is told before which log it is, so that it can keep the id with its
         target and refuse one that holds another log's events. If it has an attribute `newest` (see `Newest`) after
