@@ -307,6 +307,35 @@ async def test_a_target_without_an_owner_is_taken_over_by_its_log(kind: str, tmp
         assert sequences_in(tmp_path) == [event.sequence for event in await log_of(shard)]
 
 
+@pytest.mark.parametrize("kind", ["file", "sqlite", "recorder"])
+async def test_a_target_with_events_that_a_restored_log_lost_is_refused(kind: str, tmp_path: Path) -> None:
+    clock, checkpoints = FakeClock(), Checkpoints(None)
+
+    def sink() -> ReplicationSink:
+        return Recorder() if kind == "recorder" else sink_on(kind, tmp_path / "target")
+
+    shard = await Place("sqlite", tmp_path / "first").open(clock)
+    await work(shard)
+    await shard.log.backup(tmp_path / "second" / NAMESPACE)
+    kept = shard.last_sequence
+    await work(shard)  # Which the backup does not have.
+    async with following(shard, sink(), checkpoints) as follower:
+        await caught_up(follower, shard)
+        held = follower.checkpoint
+    await shard.close()
+    async with await Place("sqlite", tmp_path / "second").open(clock) as restored:
+        await work(restored)
+        async with following(restored, sink(), checkpoints) as follower:
+            await soon(follower.wait_state("failed"))
+            assert f"holds events up to {held}, which the log" in (follower.last_error or "")
+            if kind == "recorder":  # It keeps no account, so that somebody has to say what is to come.
+                await follower.reset(kept)
+                await caught_up(follower, restored)
+    await checkpoints.close()
+    if kind != "recorder":
+        assert sequences_in(tmp_path / "target") == list(range(1, held + 1))
+
+
 # -- sinks that fail -----------------------------------------------------------------------------
 
 

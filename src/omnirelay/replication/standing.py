@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from omnirelay.errors import InvalidArgument, LogDamaged, LogTrimmed
 from omnirelay.replication.checkpoints import Checkpoints
@@ -67,6 +68,7 @@ class Standing:
         Raises SinkUnusable when it has come further than the log.
         """
         resets, reset = self.resets, self.was_reset
+        chosen = reset
         before = self.checkpoint
         of_log: Callable[[str], None] | None = getattr(self._sink, "of_log", None)
         if of_log is not None:
@@ -75,36 +77,43 @@ class Standing:
         kept = await self._checkpoints.load(self._name, self._shard_name)
         if resets == self.resets:  # Else it is opened once more.
             self._resets_seen = resets
+            # Whoever resets a sink has changed something about its target, perhaps emptied it or made holes in it.
+            replaying = reset or self.checkpoint < kept.replay_to
             if known is not None:
-                # Whoever resets a sink has changed something about its target, perhaps emptied it or made holes in it.
-                replaying = reset or self.checkpoint < kept.replay_to
                 self.checkpoint = max(min(known, self.checkpoint) if replaying else known, kept.skipped_to)
-        if self.checkpoint > self._shard.last_sequence:
-            # Waiting until the log gets there would silently leave out everything up to it.
+            # What an operator named need not be the number of an event.
+            chosen = replaying or self.checkpoint == kept.skipped_to
+        held = known if known is not None else 0 if chosen else self.checkpoint
+        if max(held, self.checkpoint) > self._shard.last_sequence or (held and not await self._is_in_log(held)):
+            # Waiting until the log gets there would silently leave out everything up to it, and where the log was
+            # restored from before, the target would keep what never happened.
             raise SinkUnusable(
-                f"{self._name} holds events up to {self.checkpoint}, the log of {self._shard_name} ends at"
-                f" {self._shard.last_sequence}: one of them belongs to something else, or the log lost its end;"
-                " empty the target or give it another place, then resume"
+                f"{self._name} holds events up to {max(held, self.checkpoint)}, which the log of {self._shard_name}"
+                f" (up to {self._shard.last_sequence}) does not have: one of them belongs to something else, or the log"
+                " lost its end; empty the target or give it another place, then resume"
             )
-        if known:
-            await self._check_newest(known)
         return reset or self.checkpoint != before
 
-    async def _check_newest(self, known: int) -> None:
-        """The last event of the target has to be the one that the log has under its number."""
-        newest: Newest | None = getattr(self._sink, "newest", None)
+    async def _is_in_log(self, sequence: int) -> bool:
+        """Whether the log has an event of that number, or may have had it before it was trimmed.
+
+        Raises SinkUnusable when it is another one than the target has.
+        """
         try:
-            events = await self._cursor.read(known - 1, 1, 1)
+            found = await self._cursor.read(sequence - 1, 1, 1)
         except (LogTrimmed, LogDamaged):
-            return  # It is no longer there to be compared.
-        if newest is None or not events or events[0].sequence != known:
-            return
-        event = events[0]
+            return True  # It is no longer there to be compared.
+        if not found or found[0].sequence != sequence:
+            return False
+        event, newest = found[0], cast("Newest | None", getattr(self._sink, "newest", None))
+        if newest is None or newest.sequence_number != sequence:
+            return True
         if (newest.event_type, newest.timestamp) != (event.event_type, instant(event.timestamp)):
             raise SinkUnusable(
-                f"{self._name} holds another event {known} than the log of {self._shard_name}: it belongs to something"
-                " else; empty the target or give it another place, then resume"
+                f"{self._name} holds another event {sequence} than the log of {self._shard_name}: it belongs to"
+                " something else; empty the target or give it another place, then resume"
             )
+        return True
 
     async def confirm(self, done: Done, resets: int) -> None:
         """The target has these; `resets` as it was when they were read."""
