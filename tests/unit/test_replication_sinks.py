@@ -204,12 +204,27 @@ async def test_a_file_whose_only_line_is_torn_goes(tmp_path: Path) -> None:
     assert [line["sequenceNumber"] for line in lines_of(tmp_path)] == [1, 2]
 
 
-async def test_a_file_of_somebody_else_is_not_written_to(tmp_path: Path) -> None:
+async def test_files_of_somebody_else_are_left_alone(tmp_path: Path) -> None:
+    conformance = TestFileSink()
+    await conformance.deliver(tmp_path, EVENTS[:3])
+    [own] = (tmp_path / SHARD).glob("*.jsonl")
+    line = own.read_bytes().splitlines(keepends=True)[0]
+    others = {"copy-of-monday.jsonl": line, "notes.jsonl": b"my notes", "zero.jsonl": b"", f"x{1:020d}.jsonl": line}
+    for name, data in others.items():
+        (tmp_path / SHARD / name).write_bytes(data)
+    assert await conformance.deliver(tmp_path, EVENTS[:5]) == 3
+    assert [msgspec.json.decode(each)["sequenceNumber"] for each in own.read_bytes().splitlines()] == [1, 2, 3, 4, 5]
+    assert {name: (tmp_path / SHARD / name).read_bytes() for name in others} == others
+
+
+async def test_a_file_with_something_else_under_a_name_of_ours_is_not_written_to(tmp_path: Path) -> None:
     (tmp_path / SHARD).mkdir()
-    path = tmp_path / SHARD / "notes.jsonl"
+    path = tmp_path / SHARD / f"{1:020d}.jsonl"
     path.write_text("my notes\n")
+    sink = FileSink(tmp_path)
     with pytest.raises(SinkUnusable, match="is not an event"):
-        await FileSink(tmp_path).open(SHARD)
+        await sink.open(SHARD)
+    await sink.close()
     assert path.read_text() == "my notes\n"
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -16,6 +18,13 @@ from omnirelay.replication.owners import DirectoryOwner, Newest, Owner, newest_o
 from omnirelay.replication.settings import ROTATE_BYTES
 from omnirelay.replication.sinks import SinkUnusable, TargetChanged
 from omnirelay.replication.threads import OneThread
+
+_OWN_NAME: Final = re.compile(r"[0-9]{20}\.jsonl")
+
+
+def own_files(directory: Path) -> list[Path]:
+    """The files with names as the sink gives them, in the order of their events. Others are somebody else's."""
+    return sorted(path for path in directory.iterdir() if _OWN_NAME.fullmatch(path.name))
 
 
 class _Sequence(msgspec.Struct, rename="camel"):
@@ -109,7 +118,7 @@ class FileSink:
 
     def _find_end(self) -> int:
         """Open the last file that has a line; the sequence of its last one, 0 when there is none."""
-        for path in sorted(self._directory.glob("*.jsonl"), reverse=True):
+        for path in reversed(own_files(self._directory)):
             last = self._repaired(path)
             if last is not None:
                 self._take(path, os.O_WRONLY | os.O_APPEND)
