@@ -117,6 +117,34 @@ def test_a_lease_of_somebody_else_lends_its_name_to_nobody() -> None:
     assert (line["resourceId"], line["peer"], line["principal"]) == ("orders", None, None)
 
 
+BOB = Caller(peer_id="worker-bob", principal="bob@example.org")
+
+
+def test_a_delivery_that_comes_again_says_the_same() -> None:
+    kernel = Kernel()
+    kernel.enqueue(new_item("orders"), new_item("users"), caller=ANNA)
+    kernel.fail(kernel.lease_one(ANNA).token, mode="release", caller=ANNA)
+    kernel.lease_one(BOB)
+    kernel.complete(kernel.lease_one(ANNA).token, caller=ANNA)
+    events = replicated(kernel.events)
+    expected = made(GovernanceLines(), events)
+    assert {line["peer"] for line in expected} == {"worker-anna", "worker-bob"}
+    for begin in range(len(events)):
+        for end in range(begin, len(events)):
+            lines = GovernanceLines()
+            made(lines, events[:begin])
+            made(lines, events[begin : end + 1])  # Failed, and comes again.
+            made(lines, events[begin : end + 1])
+            again = made(lines, events[begin:])
+            assert again == [line for line in expected if line["sequenceNumber"] > begin], (begin, end)
+
+
+def test_what_can_no_longer_come_again_is_not_kept() -> None:
+    lines = GovernanceLines(repeated_max=5)
+    made(lines, replicated(a_day_of_work().events))
+    assert len(lines._before) <= 5
+
+
 def test_restored_items_are_known() -> None:
     data = b'{"items":[{"sequenceId":9,"payload":{"resourceType":"table","resourceId":"back"}}]}'
     lines = GovernanceLines()

@@ -6,7 +6,8 @@ shard where those were delivered in an earlier life of the process.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import copy
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -128,12 +129,24 @@ def _unknown(item: int, lease_id: str | None) -> Holder | None:
 
 
 class GovernanceLines:
-    """Makes the lines of one shard. Give it every event, in order; repetitions do no harm."""
+    """Makes the lines of one shard. Give it every event, in order.
 
-    def __init__(self, lookup: Lookup = _unknown, *, remembered_max: int = ITEMS_REMEMBERED_MAX) -> None:
+    A delivery that failed comes again, and an event in it must not meet what was remembered of those behind it: then a
+    lease would have lost its owner to the next one. So what an event changed is taken back when it comes again.
+    """
+
+    def __init__(
+        self, lookup: Lookup = _unknown, *, remembered_max: int = ITEMS_REMEMBERED_MAX, repeated_max: int = 1_000
+    ) -> None:
+        """`repeated_max` events of a delivery may come again."""
+        self._repeated_max = repeated_max
         self._lookup = lookup
         self._remembered_max = remembered_max
         self._holders: OrderedDict[int, Holder] = OrderedDict()
+        self._last = 0
+        """The newest event that came."""
+        self._before: deque[tuple[int, int, Holder | None]] = deque()
+        """Event, item, and what was known of the item before this event changed it."""
 
     def line_of(self, event: ReplicatedEvent) -> bytes | None:
         """The line of an event, None when it has none. Raises SinkRefused for one that cannot be understood."""
@@ -145,8 +158,26 @@ class GovernanceLines:
         except msgspec.DecodeError as error:
             message = f"{event.event_type} is not as this version knows it: {error}"
             raise SinkRefused(message, sequence=event.sequence) from None
+        if event.sequence <= self._last:
+            self._take_back(event.sequence)
+        self._last = event.sequence
+        while self._before and self._before[0][0] <= self._last - self._repeated_max:
+            self._before.popleft()
         self._remember_resources(stored)
         return None if action is None else _write(self._line(event, action, stored))
+
+    def _take_back(self, sequence: int) -> None:
+        """Forget what this event and those behind it have changed."""
+        while self._before and self._before[-1][0] >= sequence:
+            _, item, before = self._before.pop()
+            if before is None:
+                self._holders.pop(item, None)
+            else:
+                self._holders[item] = before
+
+    def _keep_before(self, item: int) -> None:
+        holder = self._holders.get(item)
+        self._before.append((self._last, item, None if holder is None else copy.copy(holder)))
 
     def _remember_resources(self, stored: _Stored) -> None:
         if stored.sequence_id is not None and stored.payload is not None:
@@ -155,6 +186,7 @@ class GovernanceLines:
             self._remember(item.sequence_id, item.payload)
 
     def _remember(self, item: int, resource: _Resource) -> None:
+        self._keep_before(item)
         holder = self._holder(item)
         holder.resource_type, holder.resource_id = resource.resource_type, resource.resource_id
 
@@ -177,6 +209,7 @@ class GovernanceLines:
         if action == "grant":
             # Its own number is the fence of a lease.
             fence = event.sequence if fence is None else fence
+            self._keep_before(item)
             holder.fence, holder.peer, holder.principal, holder.thumbprint = fence, peer, principal, thumbprint
         elif token is not None and (fence is None or fence == holder.fence):
             peer, principal, thumbprint = holder.peer, holder.principal, holder.thumbprint

@@ -131,7 +131,7 @@ def _objects(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
 
 
 def _governance(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
-    line_of = GovernanceLines(place.lookup).line_of
+    line_of = GovernanceLines(place.lookup, repeated_max=settings.follow.batch_events).line_of
     target = governance_target(settings.url)
     if target == "nats":
         return _nats(settings, place, line_of)
