@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 
 from omnirelay.errors import LogOutcomeUnknown, LogUnavailable
 from omnirelay.log import Frame, Position, SqliteLog
+from omnirelay.log.sqlite import log as sqlite_log
 from omnirelay.testing.conformance import Leader, frames_of
 from omnirelay.testing.disk import RecordingVFS, Synced, Wrote
 from tests.integration import log_child
 from tests.integration.log_sqlite import SqliteStore
+from tests.patience import PATIENCE_S
 
 KILL_POINTS = [
     "log.append.begin",
@@ -75,6 +78,41 @@ async def test_a_log_that_the_kernel_gives_no_room_goes_on_when_there_is_some(tm
     assert (await log.verify()).position == position_of(last)
     assert [frame.last for frame in await frames_of(log)] == [position_of(first).sequence, position_of(last).sequence]
     await log.close()
+
+
+@pytest.mark.parametrize("what", ["removed", "moved", "replaced"])
+async def test_a_log_whose_files_are_taken_away_is_given_up_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(sqlite_log, "WITNESS_INTERVAL_S", 0.0)
+    store = SqliteStore(tmp_path / "data")
+    leader = await Leader.of(store.open())
+    await leader.append()
+    log = leader.log
+    assert isinstance(log, SqliteLog)
+    elsewhere = tmp_path / "elsewhere"
+    if what == "removed":
+        shutil.rmtree(log.directory)
+    else:
+        log.directory.rename(elsewhere)
+    if what == "replaced":
+        shutil.copytree(elsewhere, log.directory)
+
+    async def append_on() -> None:
+        while True:
+            await leader.append()
+
+    with pytest.raises(LogOutcomeUnknown, match="removed, moved or replaced") as refused:
+        await asyncio.wait_for(append_on(), PATIENCE_S)
+    assert str(log.directory / "leases.db") in refused.value.message
+    assert log.statistics().given_up == refused.value.message
+    await log.close()
+    if what == "moved":
+        # Put back, it has everything that was acknowledged, also what came after the move.
+        elsewhere.rename(log.directory)
+        again = store.open()
+        assert (await again.verify()).position == leader.position
+        await again.close()
 
 
 class Script:

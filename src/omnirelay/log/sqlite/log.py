@@ -321,7 +321,7 @@ class SqliteLog:
         """
         with self._witness_lock:
             head = self._writer.durable
-            if head.position == self._witnessed:
+            if head.position == self._witnessed or not self._writer.check_in_place():
                 return
             witness = Witness(
                 self.shard,

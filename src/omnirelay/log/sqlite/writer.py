@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, TypeVar, cast
 
 import apsw
@@ -85,6 +86,8 @@ class Writer:
         self._connection = connection
         self._paths = paths
         self._shard = shard
+        self._file = _identity(paths.database)
+        self._gone = False
         self._log_id = examined.log_id
         self._unproven = examined.unproven
         self._highest_known = examined.highest_known
@@ -308,10 +311,33 @@ class Writer:
         with self._lock:
             if self._closed:
                 return
+            self._give_up_if_gone()
             self._closed = True
             if self.given_up is None:
                 self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
             self._connection.close()
+
+    def check_in_place(self) -> bool:
+        """Whether the database is still the file that is written. One that is not is given up."""
+        with self._lock:
+            if not self._closed and self.given_up is None:
+                self._give_up_if_gone()
+            return not self._gone
+
+    def _give_up_if_gone(self) -> None:
+        """A file that was removed, moved or replaced takes every commit, and nobody will ever find them."""
+        try:
+            if self._file is None or _identity(self._paths.database) == self._file:
+                return
+        except OSError:
+            return  # What cannot be asked is not known to be gone.
+        self._gone = True
+        self.given_up = (
+            f"the log {self._paths.database} was removed, moved or replaced while it was being written;"
+            " put it back where it was and start again"
+        )
+        # It may have been moved together with its WAL: what is in there stays there.
+        keep_wal_on_close(self._connection)
 
     def abandon(self) -> None:
         """Let go the way a killed process does: no checkpoint, nothing written."""
@@ -389,6 +415,15 @@ class Writer:
         self.given_up = translate(error, self._paths.database, self._shard).message
         keep_wal_on_close(self._connection)
         mark_suspect(self._paths, self.given_up)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file it is; None when there is none."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _pair(position: Position) -> tuple[int, bytes]:
