@@ -445,6 +445,71 @@ async def test_the_table_has_the_layout_that_readers_know(tmp_path: Path) -> Non
     assert msgspec.json.decode(unknown[3])["addedLater"] == {"nested": [1, 2.5, None, "ü"]}
 
 
+_OURS = "sequence_number integer primary key, event_type integer not null, timestamp text not null, event_json text"
+
+
+def with_table(directory: Path, columns: str) -> SqliteSink:
+    database = sqlite3.connect(directory / f"{SHARD}.db")
+    database.execute(f"create table T ({columns})")
+    database.close()
+    return SqliteSink(directory, table="T")
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("sequence_number integer primary key, kind text not null", "no column event_type, timestamp, peer_id"),
+        (f"{_OURS}, peer_id text not null", "peer_id must not be null"),
+        (f"{_OURS}, peer_id text, shard text not null", "shard must not be null"),
+        (f"{_OURS.replace(' primary key', '')}, peer_id text", "(?i)on conflict"),
+    ],
+)
+async def test_a_table_that_cannot_take_events_is_refused_at_once(tmp_path: Path, columns: str, said: str) -> None:
+    sink = with_table(tmp_path, columns)
+    with pytest.raises(SinkUnusable, match=said):
+        await sink.open(SHARD)
+    await sink.close()
+
+
+async def test_a_table_may_have_columns_of_its_own_in_any_order(tmp_path: Path) -> None:
+    sink = with_table(tmp_path, f"shard text, {_OURS}, seen integer not null default 7, peer_id text")
+    assert await sink.open(SHARD) == 0
+    await sink.apply(EVENTS[:3])
+    await sink.close()
+    database = sqlite3.connect(tmp_path / f"{SHARD}.db")
+    assert database.execute("select sequence_number, seen, peer_id from T").fetchall() == [
+        (sequence, 7, "worker-1") for sequence in (1, 2, 3)
+    ]
+    database.close()
+
+
+async def test_rows_that_a_table_refuses_are_not_passed_over(tmp_path: Path) -> None:
+    sink = with_table(tmp_path, f"{_OURS}, peer_id text, unique (event_type)")
+    await sink.open(SHARD)
+    with pytest.raises(SinkUnusable, match="refuses events"):
+        await sink.apply(EVENTS[:3])
+    await sink.close()
+
+
+async def test_another_event_under_the_same_number_is_not_passed_over(tmp_path: Path) -> None:
+    sink = SqliteSink(tmp_path)
+    await sink.open(SHARD)
+    await sink.apply(EVENTS[:3])
+    other = msgspec.structs.replace(EVENTS[2], timestamp=5)
+    with pytest.raises(SinkUnusable, match="another event 3"):
+        await sink.apply([other, EVENTS[3]])
+    await sink.close()
+    assert [row[0] for row in rows_of(tmp_path, "sequence_number")] == [1, 2, 3]
+
+
+async def test_a_table_may_be_called_by_a_word_of_sql(tmp_path: Path) -> None:
+    sink = SqliteSink(tmp_path, table="select")
+    assert await sink.open(SHARD) == 0
+    await sink.apply(EVENTS[:3])
+    assert await sink.open(SHARD) == 3
+    await sink.close()
+
+
 async def test_a_file_that_is_no_database_is_unusable(tmp_path: Path) -> None:
     (tmp_path / f"{SHARD}.db").write_bytes(b"my notes, which are long enough to be looked at" * 100)
     sink = SqliteSink(tmp_path)
@@ -453,7 +518,7 @@ async def test_a_file_that_is_no_database_is_unusable(tmp_path: Path) -> None:
     await sink.close()
 
 
-@pytest.mark.parametrize("name", ["", "a b", "x;drop", "1st", "a" * 64])
+@pytest.mark.parametrize("name", ["", "a b", "x;drop", "1st", "a" * 64, "omnirelayowners"])
 def test_a_name_that_is_none_for_a_table_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(SinkUnusable):
         SqliteSink(tmp_path, table=name)

@@ -20,9 +20,9 @@ from omnirelay.replication.rows import Row, rows_of
 from omnirelay.replication.runs import Runs, runs_of
 from omnirelay.replication.settings import TABLE, is_table_name
 from omnirelay.replication.sinks import SinkUnusable, TargetChanged
+from omnirelay.replication.table_shape import TableShape
 from omnirelay.replication.threads import OneThread
 
-_ROW: Final = "(?, ?, ?, ?, ?)"
 _ROWS_TOGETHER: Final = (500, 50, 1)
 """Rows of one statement. With every step of a statement the interpreter lock changes hands, and getting it back from a
 busy event loop may take long."""
@@ -38,16 +38,13 @@ _TAKES_ARRAYS: Final = "ENABLE_CARRAY" in apsw.compile_options
 """Whether SQLite takes many texts at once, which it then makes rows of while others use the interpreter."""
 
 
-_Files = tuple[int, int, int]
-
-
-def _files_of(path: Path) -> _Files | None:
-    """Which files are the database: the device, the file and the log that goes with it; None when one is missing."""
+def _file_at(path: str) -> tuple[int, int] | None:
+    """Which file stands there: its device and its number."""
     try:
-        database = os.stat(path)
-        return database.st_dev, database.st_ino, os.stat(f"{path}-wal").st_ino
+        there = os.stat(path)
     except FileNotFoundError:
         return None
+    return there.st_dev, there.st_ino
 
 
 @contextmanager
@@ -82,11 +79,15 @@ class SqliteSink:
     def __init__(self, directory: Path, *, table: str = TABLE) -> None:
         if not is_table_name(table):
             raise SinkUnusable(f"{table!r} is not a name for a table")
+        if table.lower() == _OWNERS.lower():
+            raise SinkUnusable(f"{table!r} is the name of a table that says whose the others are")
         self._directory = directory
         self._table = table
+        self._shape = TableShape(table)
         self._database: apsw.Connection | None = None
         self._path = directory
-        self._files: _Files | None = None
+        self._files: dict[str, tuple[int, int]] = {}
+        """Those that are the database: it, and the log that goes with it."""
         self._log_id: str | None = None
         self._shard = ""
         self._thread = OneThread("omnirelay-sqlite-sink")
@@ -111,19 +112,17 @@ class SqliteSink:
             database.set_busy_timeout(10_000)
             database.execute(f"pragma page_size = {_PAGE_BYTES}")  # Nothing happens to a file that is there.
             database.execute("pragma journal_mode = wal; pragma synchronous = full")
-            database.execute(
-                f"create table if not exists {self._table} (sequence_number integer primary key,"
-                " event_type integer not null, timestamp text not null, peer_id text, event_json text not null);"
-                f" create index if not exists IX_{self._table}_EventType on {self._table} (event_type)"
-            )
+            self._shape.make(database)
             row = database.execute(
-                f"select sequence_number, event_json from {self._table} order by sequence_number desc limit 1"
+                f"select sequence_number, event_json from {self._shape.quoted} order by sequence_number desc limit 1"
             ).fetchone()
             if row is not None:
                 self._check_owner(database)
         except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError) as error:
             raise SinkUnusable(f"{path} holds something else: {error}") from None
-        self._files, self._shard = _files_of(path), shard
+        self._shard = shard
+        names = (str(path), f"{path}-wal")
+        self._files = {name: there for name in names if (there := _file_at(name)) is not None}
         if row is None:
             self.newest = None
             return 0
@@ -145,7 +144,7 @@ class SqliteSink:
         """Within the transaction of a delivery, so that of two logs only one comes first."""
         if self._log_id is None:
             return
-        is_empty = database.execute(f"select 1 from {self._table} limit 1").fetchone() is None
+        is_empty = database.execute(f"select 1 from {self._shape.quoted} limit 1").fetchone() is None
         if not is_empty and self._check_owner(database):
             return
         database.execute(
@@ -172,31 +171,37 @@ class SqliteSink:
         # Here and not in the event loop: a large batch takes a while.
         inserts = _inserts(events) if ready is None else ready
         self._check_place()
-        with _writing(self._database) as database:
-            self._claim(database)
-            if isinstance(inserts, Runs):
-                self._insert_runs(database, inserts)
-            else:
-                self._insert_rows(database, inserts)
+        try:
+            with _writing(self._database) as database:
+                self._claim(database)
+                before = database.total_changes()
+                if isinstance(inserts, Runs):
+                    self._insert_runs(database, inserts)
+                else:
+                    self._insert_rows(database, inserts)
+                if database.total_changes() - before < len(events):
+                    self._shape.check_same(database, rows_of(events))
+        except apsw.ConstraintError as error:
+            raise SinkUnusable(f"the table {self._table} in {self._path} refuses events: {error}") from None
         self._check_place()
 
     def _check_place(self) -> None:
-        there = _files_of(self._path)
-        if there != self._files:
-            self._let_go()
-            what = "was removed or moved" if there is None else "was replaced by another file"
-            raise TargetChanged(f"{self._path} {what}", file=str(self._path))
+        for name, opened in self._files.items():
+            there = _file_at(name)
+            if there != opened:
+                self._let_go()
+                what = "was removed or moved" if there is None else "was replaced by another file"
+                raise TargetChanged(f"{name} {what}", file=name)
 
     def _insert_runs(self, database: apsw.Connection, runs: Runs) -> None:
-        statement = f"insert or ignore into {self._table} select ?1 + rowid - 1, ?2, ?3, ?4, value from carray(?5)"
         for run in runs.runs:
             texts = apsw.carray(runs.texts, start=run.start, stop=run.stop)
-            database.execute(statement, (run.first, run.event_type, run.timestamp, run.peer, texts))
+            database.execute(self._shape.insert_run, (run.first, run.event_type, run.timestamp, run.peer, texts))
 
     def _insert_rows(self, database: apsw.Connection, rows: list[Row]) -> None:
         at = 0
         for together in _ROWS_TOGETHER:
-            statement = f"insert or ignore into {self._table} values {', '.join([_ROW] * together)}"
+            statement = self._shape.insert_rows(together)
             while len(rows) - at >= together:
                 database.execute(statement, tuple(chain.from_iterable(rows[at : at + together])))
                 at += together
