@@ -82,6 +82,7 @@ class SegmentSink:
             writer = SegmentWriter(archive, kind=self._kind)
             manifest = await archive.newest()
         self._writer, self._keeper = writer, Keeper(archive, self._upkeep)
+        self._keeper.start()
         return 0 if manifest is None else manifest.last
 
     async def prepare(self, commits: Commits) -> None:

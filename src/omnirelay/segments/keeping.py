@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import msgspec
@@ -33,15 +35,34 @@ class UpkeepSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keeper:
-    """Tell it of every manifest with `look`; it decides what there is to do. Stop it with `close`."""
+    """Tell it of every manifest with `look`; it decides what there is to do. With `start` it also looks by itself, at
+    once and from time to time: time goes by where nothing is written, too. Stop it with `close`.
+    """
 
     def __init__(self, archive: Archive, settings: UpkeepSettings) -> None:
         self._archive = archive
         self._settings = settings
         self._task: asyncio.Task[None] | None = None
-        self._closing = False
+        self._watch: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
         self._looked_ms = 0
         self._swept_ms = 0
+
+    def start(self) -> None:
+        self._watch = asyncio.create_task(self._look_often())
+
+    async def _look_often(self) -> None:
+        while not self._ending.is_set():
+            due_ms = min(self._looked_ms + _LOOK_EVERY_MS - self._archive.clock(), _LOOK_EVERY_MS)
+            if due_ms <= 0:
+                with self._logged():
+                    manifest = await self._archive.newest()
+                    if manifest is not None and not self._ending.is_set():
+                        self.look(manifest)
+                due_ms = _LOOK_EVERY_MS
+            with suppress(TimeoutError):
+                async with asyncio.timeout(due_ms / 1000):
+                    await self._ending.wait()
 
     def look(self, manifest: Manifest) -> None:
         """Begin what is due, unless something is under way."""
@@ -57,8 +78,14 @@ class Keeper:
         return settings.compact_at > 0 and bool(small_row(manifest.recent, settings.segment_bytes, settings.compact_at))
 
     async def _keep(self, looking: bool) -> None:
-        try:
+        with self._logged():
             await self.run(looking)
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        """What fails is tried again with the next look."""
+        try:
+            yield
         except OmniRelayError as error:
             _log.warning("segments_not_kept", extra={"shard": self._archive.shard, "reason": error.message})
         except Exception:
@@ -68,18 +95,18 @@ class Keeper:
         """Do all that is due now; with `looking` also what has to be looked for."""
         settings, now = self._settings, self._archive.clock()
         if settings.compact_at:
-            while not self._closing and await compact(
+            while not self._ending.is_set() and await compact(
                 self._archive, segment_bytes=settings.segment_bytes, at_least=settings.compact_at
             ):
                 pass
-        if not looking or self._closing:
+        if not looking or self._ending.is_set():
             return
         self._looked_ms = now
         if settings.retention_ms:
-            while not self._closing and await expire(self._archive, retention_ms=settings.retention_ms):
+            while not self._ending.is_set() and await expire(self._archive, retention_ms=settings.retention_ms):
                 pass
         await purge(self._archive, grace_ms=settings.grace_ms)
-        if now - self._swept_ms >= _SWEEP_EVERY_MS and not self._closing:
+        if now - self._swept_ms >= _SWEEP_EVERY_MS and not self._ending.is_set():
             self._swept_ms = now
             await sweep(self._archive, grace_ms=settings.grace_ms)
 
@@ -90,10 +117,12 @@ class Keeper:
 
     async def close(self) -> None:
         """Stop soon; what was half done then is done again by the next one. Safe to call twice."""
-        self._closing = True
-        task, self._task = self._task, None
-        if task is not None:
+        self._ending.set()
+        tasks = [task for task in (self._watch, self._task) if task is not None]
+        self._watch = self._task = None
+        if tasks:
             # A request that is given up half way leaves its library with nobody to tell.
-            await asyncio.wait((task,), timeout=_CLOSE_S)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.wait(tasks, timeout=_CLOSE_S)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,61 @@
+"""Upkeep of segments where nothing is written: when a sink opens, and while it is idle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from omnirelay.replication.objects import SegmentSink
+from omnirelay.segments.archive import Archive
+from omnirelay.segments.connecting import connect
+from omnirelay.segments.keeping import Keeper, UpkeepSettings
+from tests.integration.shards import soon
+from tests.integration.test_segments_sinks import events_of
+from tests.segment_logs import log_of
+
+
+async def written(directory: Path) -> None:
+    sink = SegmentSink(str(directory))
+    await sink.open("jobs")
+    await sink.apply(events_of(log_of(3, 4).frames))
+    await sink.close()
+
+
+async def emptied(directory: Path) -> None:
+    """Return when the newest manifest lists no segment."""
+    archive = Archive(await connect(str(directory)), "jobs")
+    while (manifest := await archive.newest()) is None or manifest.recent:
+        pass
+
+
+async def test_what_is_too_old_goes_when_a_sink_opens(tmp_path: Path) -> None:
+    await written(tmp_path)
+    sink = SegmentSink(str(tmp_path), retention_ms=1)
+    assert await sink.open("jobs") == 7
+    await soon(emptied(tmp_path))
+    await sink.close()
+    assert await sink.open("jobs") == 7
+    await sink.close()
+
+
+async def test_what_grows_too_old_goes_though_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omnirelay.segments.keeping._LOOK_EVERY_MS", 10)
+    await written(tmp_path)
+    store = await connect(str(tmp_path))
+    manifest = await Archive(store, "jobs").newest()
+    assert manifest is not None
+    now = manifest.recent[-1].to_ms
+    archive = Archive(store, "jobs", clock=lambda: now)
+    keeper = Keeper(archive, UpkeepSettings(retention_ms=60_000))
+    await keeper.run()
+    keeper.start()
+    manifest = await archive.newest()
+    assert manifest is not None
+    assert manifest.recent
+    now += 60_001
+    await soon(emptied(tmp_path))
+    await keeper.close()
+    await keeper.close()
