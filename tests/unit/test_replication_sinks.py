@@ -394,6 +394,60 @@ async def test_a_directory_that_was_emptied_is_anybodys(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / SHARD)
 
 
+def rolling(directory: Path) -> FileSink:
+    """A file for every delivery."""
+    sink = FileSink(directory, rotate_bytes=1)
+    sink.of_log("a")
+    return sink
+
+
+async def test_a_file_that_is_missing_between_others_is_noticed(tmp_path: Path) -> None:
+    sink = rolling(tmp_path)
+    await sink.open(SHARD)
+    for at in range(4):
+        await sink.apply(EVENTS[at : at + 1])
+    await sink.close()
+    files = sorted((tmp_path / SHARD).iterdir())
+    files[0].unlink()  # Old ones may go.
+    assert await sink.open(SHARD) == 4
+    kept = files[2].read_bytes()
+    files[2].unlink()
+    for _ in range(2):
+        with pytest.raises(
+            SinkUnusable, match=f"{files[1].name} ends with 2, and the next file begins with 4; put back"
+        ):
+            await sink.open(SHARD)
+    files[2].write_bytes(kept)
+    assert await sink.open(SHARD) == 4
+    await sink.close()
+
+
+async def test_gaps_that_the_sink_was_told_to_leave_are_none(tmp_path: Path) -> None:
+    sink = rolling(tmp_path)
+    for event in (*EVENTS[:2], EVENTS[5], *EVENTS[11:]):  # Some are skipped, and at the end a generation begins.
+        await sink.open(SHARD)
+        await sink.apply([event])
+    assert await sink.open(SHARD) == EVENTS[-1].sequence
+    await sink.close()
+
+
+async def test_gaps_of_a_directory_that_nobody_owned_are_left_as_they_are(tmp_path: Path) -> None:
+    sink = FileSink(tmp_path, rotate_bytes=1)
+    await sink.open(SHARD)
+    for at in (0, 4, 5):
+        await sink.apply(EVENTS[at : at + 1])
+    await sink.close()
+    for at in (6, 7):
+        sink = rolling(tmp_path)
+        assert await sink.open(SHARD) == at
+        await sink.apply(EVENTS[at : at + 1])
+        await sink.close()
+    sorted((tmp_path / SHARD).iterdir())[2].unlink()
+    with pytest.raises(SinkUnusable, match="ends with 5, and the next file begins with 7"):
+        await sink.open(SHARD)
+    await sink.close()
+
+
 async def test_of_two_logs_that_open_a_table_one_gets_it(tmp_path: Path) -> None:
     first, second = SqliteSink(tmp_path), SqliteSink(tmp_path)
     for sink, log_id in ((first, "a"), (second, "b")):

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,28 @@ _OWN_NAME: Final = re.compile(r"[0-9]{20}\.jsonl")
 def own_files(directory: Path) -> list[Path]:
     """The files with names as the sink gives them, in the order of their events. Others are somebody else's."""
     return sorted(path for path in directory.iterdir() if _OWN_NAME.fullmatch(path.name))
+
+
+def _last_lines(path: Path) -> tuple[list[bytes], int]:
+    """Some whole lines from the end of a file, and how many bytes of a torn one are behind them."""
+    with path.open("rb") as file:
+        at = file.seek(0, os.SEEK_END)
+        tail = b""
+        while at > 0 and tail.count(b"\n") < 2:
+            step = min(64 * 1024, at)
+            at -= step
+            file.seek(at)
+            tail = file.read(step) + tail
+    whole = tail.rfind(b"\n") + 1
+    return tail[:whole].splitlines(), len(tail) - whole
+
+
+def _sequence_of(path: Path, lines: list[bytes]) -> int | None:
+    """That of the last line. Raises SinkUnusable when it has none."""
+    try:
+        return _read_sequence(lines[-1]).sequence_number if lines else None
+    except msgspec.DecodeError:
+        raise SinkUnusable(f"the last line of {path} is not an event") from None
 
 
 class _Sequence(msgspec.Struct, rename="camel"):
@@ -80,6 +103,7 @@ class FileSink:
         self._owner = DirectoryOwner()
         self._log_id: str | None = None
         self._shard = ""
+        self._gaps: tuple[tuple[int, int], ...] = ()
         self._file: int | None = None
         self._path = directory
         self._size = 0
@@ -106,11 +130,12 @@ class FileSink:
         try:
             make_directories(self._directory)
             self._owner.take(self._directory, self._log_id)
+            if own_files(self._directory):  # Nobody's events are in an empty one, whoever had it before.
+                self._owner.check(self._log_id)
             last = self._find_end()
+            self._gaps = self._known_gaps()
         except OSError as error:
             raise SinkUnusable(f"cannot write to {self._directory}: {error.strerror}") from None
-        if last:  # Nobody's events are in an empty one, whoever had it before.
-            self._owner.check(self._log_id)
         self._last, self._is_open = last, True
         # Without an account of its own, a target that lost lines since they were written still has to get them again.
         lost, self._newest_line = last < self._newest_line, last
@@ -126,27 +151,32 @@ class FileSink:
             path.unlink()  # A crash came before its first line was whole.
         return 0
 
+    def _known_gaps(self) -> tuple[tuple[int, int], ...]:
+        """Where files do not follow each other. Raises SinkUnusable when one is missing, which nothing would fill."""
+        files = own_files(self._directory) if self._keeps_all and self._log_id is not None else []
+        # Those that the sink did not leave itself; a directory that nobody owned yet is taken as it is.
+        left = self._owner.found.gaps if files and self._owner.found is not None else None
+        gaps = []
+        for before, behind in pairwise(files):
+            gap = (_sequence_of(before, _last_lines(before)[0]) or 0, int(behind.stem))
+            if gap[1] == gap[0] + 1:
+                continue
+            if left is not None and gap not in left:
+                raise SinkUnusable(
+                    f"{self._directory} lacks events: {before.name} ends with {gap[0]}, and the next file begins with"
+                    f" {gap[1]}; put back what is missing, or empty the directory to get all of it again, then resume"
+                )
+            gaps.append(gap)
+        return tuple(gaps)
+
     def _repaired(self, path: Path) -> int | None:
         """Cut off a torn last line; the last sequence of the file, None when it has no whole line."""
-        with path.open("rb+") as file:
-            file.seek(0, os.SEEK_END)
-            end = file.tell()
-            tail = b""
-            at = end
-            while at > 0 and tail.count(b"\n") < 2:
-                step = min(64 * 1024, at)
-                at -= step
-                file.seek(at)
-                tail = file.read(step) + tail
-            whole = tail.rfind(b"\n") + 1
-            if whole < len(tail):
-                file.truncate(end - (len(tail) - whole))
+        lines, torn = _last_lines(path)
+        if torn:
+            with path.open("rb+") as file:
+                file.truncate(path.stat().st_size - torn)
                 os.fsync(file.fileno())
-            lines = tail[:whole].splitlines()
-        try:
-            last = _read_sequence(lines[-1]).sequence_number if lines else None
-        except msgspec.DecodeError:
-            raise SinkUnusable(f"the last line of {path} is not an event") from None
+        last = _sequence_of(path, lines)
         if last is not None and self._keeps_all:
             self.newest = newest_of(lines[-1])
         return last
@@ -180,9 +210,13 @@ class FileSink:
             self._last = self._newest_line = new.last
 
     def _append(self, pieces: Sequence[bytes], first: int) -> None:
+        rolls = self._file is None or self._size >= self._rotate_bytes
+        gap = (self._last, first)
+        if rolls and self._last and first != self._last + 1 and gap not in self._gaps:
+            self._gaps += (gap,)
         if self._log_id is not None:
-            self._owner.write(Owner(self._shard, self._log_id))
-        file = self._roll(first) if self._file is None or self._size >= self._rotate_bytes else self._file
+            self._owner.write(Owner(self._shard, self._log_id, self._gaps if self._keeps_all else ()))
+        file = self._roll(first) if rolls or self._file is None else self._file
         self._check_place(file)
         self._half_written = True
         for piece in pieces:

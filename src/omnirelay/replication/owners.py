@@ -25,6 +25,10 @@ _NO_LOCKS: Final = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, err
 class Owner(msgspec.Struct, rename="camel", frozen=True):
     shard: str
     log_id: str
+    gaps: tuple[tuple[int, int], ...] = ()
+    """Where a file does not begin right behind the one before it, and is not meant to: after a new generation, or
+    because somebody had events left out. Each with the last event before and the first one behind.
+    """
 
 
 class Newest(msgspec.Struct, rename="camel", frozen=True):
@@ -91,6 +95,11 @@ class DirectoryOwner:
             return _read_owner(os.pread(self._file, 64 * 1024, 0))
         except msgspec.DecodeError:
             return None  # New, or half written when the machine went down.
+
+    @property
+    def found(self) -> Owner | None:
+        """Who wrote there before, or writes there now."""
+        return self._found
 
     def check(self, log_id: str | None) -> None:
         """Raises SinkUnusable when what is there came from another log."""
