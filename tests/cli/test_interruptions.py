@@ -328,3 +328,23 @@ def test_leases_that_cannot_be_printed_are_named(relay: Relay, output: str) -> N
     head, _, token = said.rpartition(" ")
     assert head == "leased, but not shown:"
     relay.ok("complete", token)
+
+
+@SIGNALS
+def test_interrupted_bench_takes_its_items_out_again(number: int, code: int, relay: Relay) -> None:
+    bench = spawned(
+        *("bench", "--connections", 4, "--batch", 50, "--seconds", 10 * PATIENCE_S),
+        *("--url", relay.url, "-n", relay.namespace),
+    )
+    try:
+        while relay.ok("stats", "-o", "json").json["stats"]["completedCount"] < 200:
+            assert bench.poll() is None
+        bench.send_signal(number)
+        out, err = bench.communicate(timeout=PATIENCE_S)
+    finally:
+        bench.kill()
+    assert bench.returncode == code
+    assert "cycles/s" in out
+    assert err == "error: interrupted; all items are taken out again\n"
+    stats = relay.ok("stats", "-o", "json").json["stats"]
+    assert (stats["pendingCount"], stats["activeLeaseCount"]) == (0, 0)

@@ -232,3 +232,19 @@ def test_bench_prints_a_table_and_needs_a_node(relay: Relay) -> None:
     said = relay.run("bench", "--connections", 1, "--seconds", 0.1)
     assert said.code == 1
     assert "not one cycle succeeded" in said.err
+    report = relay.run("bench", "--connections", 1, "--seconds", 0.1, "-o", "json").json
+    assert report["lease"]["calls"] > 0
+    assert report["complete"] == {"calls": 0, "p50Ms": None, "p99Ms": None}
+
+
+def test_bench_on_a_paused_shard_says_why_nothing_went_round_and_what_it_leaves(relay: Relay) -> None:
+    relay.ok("pause")
+    said = relay.run("bench", "--connections", 1, "--seconds", 0.1)
+    assert said.code == 1
+    assert "not one cycle succeeded: no item could be leased" in said.err
+    pending = relay.ok("stats", "-o", "json").json["stats"]["pendingCount"]
+    assert pending > 0
+    assert f"items of the type omnirelay-bench stay in the shard ({pending} ready)" in " ".join(said.err.split())
+    relay.ok("resume")
+    relay.ok("bench", "--connections", 1, "--seconds", 0.1)
+    assert relay.ok("stats", "-o", "json").json["stats"]["pendingCount"] == 0

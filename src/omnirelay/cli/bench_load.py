@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -38,7 +39,9 @@ class Run:
 
 
 def _quantiles(times: list[float]) -> dict[str, Any]:
-    times = sorted(times) or [0.0]
+    if not times:
+        return {"calls": 0, "p50Ms": None, "p99Ms": None}
+    times = sorted(times)
     return {
         "calls": len(times),
         "p50Ms": round(times[len(times) // 2] * 1000, 3),
@@ -46,21 +49,28 @@ def _quantiles(times: list[float]) -> dict[str, Any]:
     }
 
 
-def measure(url: str, namespace: str, connections: int, batch: int, seconds: float) -> Run:
-    return asyncio.run(_measure(url, namespace, connections, batch, seconds))
+def measure(url: str, namespace: str, connections: int, batch: int, seconds: float, is_over: Callable[[], bool]) -> Run:
+    """Until the time has passed, or `is_over` says so between two rounds."""
+    return asyncio.run(_measure(url, namespace, connections, batch, seconds, is_over))
 
 
-async def _measure(url: str, namespace: str, connections: int, batch: int, seconds: float) -> Run:
+async def _measure(
+    url: str, namespace: str, connections: int, batch: int, seconds: float, is_over: Callable[[], bool]
+) -> Run:
     run = Run()
     started = time.perf_counter()
+
+    def ends() -> bool:
+        return is_over() or time.perf_counter() >= started + seconds
+
     async with asyncio.TaskGroup() as group:
         for number in range(connections):
-            group.create_task(_work(run, url, namespace, number, batch, started + seconds))
+            group.create_task(_work(run, url, namespace, number, batch, ends))
     run.elapsed = time.perf_counter() - started
     return run
 
 
-async def _work(run: Run, url: str, namespace: str, number: int, batch: int, until: float) -> None:
+async def _work(run: Run, url: str, namespace: str, number: int, batch: int, ends: Callable[[], bool]) -> None:
     try:
         connection = await _Connection.open(url, namespace)
     except OSError as error:
@@ -78,8 +88,10 @@ async def _work(run: Run, url: str, namespace: str, number: int, batch: int, unt
                 acks = [{"ownershipToken": each["ownershipToken"]} for each in leases]
                 results = (await _timed(run, connection, "complete", {"acks": acks})).get("results", [])
                 run.cycles += sum(result["success"] for result in results)
+            elif not run.problem:
+                run.problem = "no item could be leased; is the shard paused, or does something else take them?"
             # Asked at the end: a round that a slow machine could not begin in time would leave nothing to tell.
-            if time.perf_counter() >= until:
+            if ends():
                 return
     except (OSError, EOFError, asyncio.IncompleteReadError, ValueError) as error:
         run.errors += 1

@@ -28,6 +28,11 @@ class Signals:
         self._came: int | None = None
         self._waiting_for: list[str] = []
 
+    @property
+    def came(self) -> bool:
+        """One has come and waits for what is held; what can end early should."""
+        return self._came is not None
+
     @contextmanager
     def held(self, what: str) -> Iterator[None]:
         """Let the block come to its end; `what` says on a terminal what an interruption waits for."""
