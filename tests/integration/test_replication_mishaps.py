@@ -10,14 +10,20 @@ import apsw
 import msgspec
 import pytest
 
+from omnirelay.errors import InvalidArgument
 from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.kinds import SinkPlace, kind_rebuilds_state, make_sink
 from omnirelay.replication.pacing import Pace
-from omnirelay.replication.settings import TABLE
+from omnirelay.replication.settings import TABLE, SinkSettings
 from omnirelay.replication.sinks import SinkRefused
 from omnirelay.replication.tables import SqliteSink
+from tests.integration.nodes import Http
 from tests.integration.shards import NAMESPACE, enqueued, items, soon
 from tests.integration.test_replication_following import QUICK, Recorder, caught_up, following, log_of, memory_shard
+from tests.integration.test_replication_node import ITEM, node_with
+from tests.integration.test_replication_node import caught_up as node_caught_up
+from tests.integration.test_replication_node import sink as settings_of
 
 
 async def cancelled() -> None:
@@ -163,3 +169,42 @@ async def test_a_table_that_was_dropped_is_made_and_filled_again(tmp_path: Path)
         found = [row[0] for row in database.execute(f"select sequence_number from {TABLE} order by 1")]
         database.close()
         assert found == [event.sequence for event in await log_of(shard)]
+
+
+async def test_a_sink_that_was_never_opened_can_be_set_ahead(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("in the way")
+    async with node_with(settings_of("files", "file", path=str(target))) as node, Http(node) as http:
+        await http.call("enqueue", {"items": [ITEM] * 3})
+        [follower] = node.replication.find("files")
+        await soon(follower.wait_state("failed"))
+        await follower.reset(2)
+        target.unlink()
+        await follower.resume()
+        await node_caught_up(node)
+        lines = [line for path in target.rglob("*.jsonl") for line in path.read_bytes().splitlines()]
+        assert msgspec.json.decode(lines[0])["sequenceNumber"] == 3
+
+
+async def test_a_foreign_sink_that_was_never_opened_is_not_said_to_rebuild_a_state() -> None:
+    async with node_with(settings_of("odd", "no_such_kind")) as node, Http(node) as http:
+        await http.call("enqueue", {"items": [ITEM] * 3})
+        [follower] = node.replication.find("odd")
+        await soon(follower.wait_state("failed"))
+        with pytest.raises(InvalidArgument, match="was not opened yet"):
+            await follower.reset(2)
+
+
+def test_what_is_said_of_a_kind_is_what_its_sinks_say(tmp_path: Path) -> None:
+    place = SinkPlace("lake", NAMESPACE, tmp_path, lambda item, lease: None)
+    urls = {
+        **dict.fromkeys(("file", "sqlite", "objects", "governance", "memory")),
+        **dict.fromkeys(("webhook", "otel"), "http://127.0.0.1:9/"),
+        "postgres": "postgresql://127.0.0.1:9/db",
+        "nats": "nats://127.0.0.1:9",
+        "kafka": "kafka://127.0.0.1:9",
+    }
+    for kind, url in urls.items():
+        made = make_sink(SinkSettings(name="lake", kind=kind, url=url), place)
+        assert made.rebuilds_state is kind_rebuilds_state(kind), kind
+    assert kind_rebuilds_state("parrot") is None

@@ -190,6 +190,11 @@ _OWN: Final[Mapping[str, Callable[[SinkSettings, SinkPlace], ReplicationSink]]] 
 }
 
 
+def kind_rebuilds_state(kind: str) -> bool | None:
+    """What sinks of this kind say of themselves; None for a kind that another package brings."""
+    return kind == "memory" if kind in _OWN else None
+
+
 def make_sink(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
     """Make a sink. Raises SinkUnusable."""
     if settings.kind in _OWN:

@@ -13,7 +13,7 @@ from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.following import Follower
 from omnirelay.replication.governance import Holder, holder_in
-from omnirelay.replication.kinds import SinkPlace, make_sink
+from omnirelay.replication.kinds import SinkPlace, kind_rebuilds_state, make_sink
 from omnirelay.replication.owners import Newest
 from omnirelay.replication.settings import SinkSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
@@ -36,7 +36,10 @@ class _MadeWhenOpened:
 
     @property
     def rebuilds_state(self) -> bool:
-        return True if self._made is None else self._made.rebuilds_state
+        if self._made is not None:
+            return self._made.rebuilds_state
+        # Of a foreign one nobody knows before it is made; then nothing may be left out.
+        return kind_rebuilds_state(self._settings.kind) is not False
 
     @rebuilds_state.setter
     def rebuilds_state(self, value: bool) -> None:
@@ -79,6 +82,11 @@ class _MadeWhenOpened:
     async def close(self) -> None:
         if self._made is not None:
             await self._made.close()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether `rebuilds_state` is more than a careful guess."""
+        return self._made is not None or kind_rebuilds_state(self._settings.kind) is not None
 
     @property
     def made(self) -> ReplicationSink | None:

@@ -144,6 +144,12 @@ class Standing:
                 field="sequence",
             )
         skipping = sequence > self.checkpoint
+        if skipping and not getattr(self._sink, "is_known", True):
+            raise InvalidArgument(
+                f"{self._name} was not opened yet, and whether it can leave out what is behind {self.checkpoint} is not"
+                " known before: resume it first",
+                field="sequence",
+            )
         if skipping and self._sink.rebuilds_state:
             raise InvalidArgument(
                 f"{self._name} rebuilds a state and cannot leave out what is behind {self.checkpoint}", field="sequence"
