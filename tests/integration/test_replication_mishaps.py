@@ -83,6 +83,31 @@ async def test_a_follower_that_ends_unexpectedly_has_failed_and_begins_again_whe
         await soon(follower.wait_state("running"))
 
 
+async def test_a_parked_event_that_is_delivered_after_all_is_no_longer_parked() -> None:
+    checkpoints, bad = Checkpoints(None), {3, 6}
+
+    def answer(events: Sequence[ReplicatedEvent]) -> None:
+        for event in events:
+            if event.sequence in bad:
+                raise SinkRefused("too long", sequence=event.sequence)
+
+    sink = Recorder(answer)
+    async with memory_shard() as shard, following(shard, sink, checkpoints) as follower:
+        await enqueued(shard, *items(8))
+        await caught_up(follower, shard)
+        assert follower.status().parked == 2
+        bad.remove(3)
+        await follower.reset(0)
+        await caught_up(follower, shard)
+        assert follower.status().parked == 1
+        assert [each.sequence for each in await checkpoints.parked("lake", shard.log.shard)] == [6]
+        bad.clear()
+        await follower.reset(5)
+        await caught_up(follower, shard)
+        assert follower.status().parked == 0
+    await checkpoints.close()
+
+
 # -- a target that is worked on --------------------------------------------------------------------
 
 

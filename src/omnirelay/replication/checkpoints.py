@@ -120,6 +120,15 @@ class Checkpoints:
             )
         )
 
+    async def unpark(self, sink: str, shard: str, first: int, last: int) -> None:
+        """Forget the parked events from `first` to `last`: they were delivered after all."""
+        await self._run(
+            lambda database: database.execute(
+                "delete from parked where sink = ? and shard = ? and sequence between ? and ?",
+                (sink, shard, first, last),
+            )
+        )
+
     async def parked(self, sink: str, shard: str) -> list[Parked]:
         rows = await self._run(
             lambda database: database.execute(
@@ -129,12 +138,16 @@ class Checkpoints:
         )
         return [Parked(int(str(sequence)), str(reason), str(event)) for sequence, reason, event in rows]
 
-    async def parked_count(self, sink: str, shard: str) -> int:
-        return await self._run(
+    async def parked_count(self, sink: str, shard: str) -> tuple[int, int]:
+        """How many there are, and the newest of them, 0 when there is none."""
+        count, newest = await self._run(
             lambda database: (
-                database.execute("select count(*) from parked where sink = ? and shard = ?", (sink, shard)).get
+                database.execute(
+                    "select count(*), ifnull(max(sequence), 0) from parked where sink = ? and shard = ?", (sink, shard)
+                ).get
             )
         )
+        return count, newest
 
     async def close(self) -> None:
         """Safe to call twice."""

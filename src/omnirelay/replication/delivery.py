@@ -51,12 +51,12 @@ class Delivery:
         self._refusals: Counter[int] = Counter()
         self._ahead: Commits | None = None
         """What to deliver next, read and prepared while the delivery before it was under way."""
-        self.parked = 0
+        self.parked = self._parked_newest = 0
         self.parkings = 0
         """How often an event was parked since the start."""
 
     async def load(self) -> None:
-        self.parked = await self._checkpoints.parked_count(self._name, self._shard.log.shard)
+        self.parked, self._parked_newest = await self._checkpoints.parked_count(self._name, self._shard.log.shard)
 
     @property
     def _takes_commits(self) -> bool:
@@ -102,7 +102,7 @@ class Delivery:
         """
         ahead = asyncio.create_task(self._read_ahead(batch))
         try:
-            await self.within_time(self._sink.apply(batch))
+            await self._apply(batch)
         except asyncio.CancelledError:
             ahead.cancel()
             raise
@@ -112,6 +112,14 @@ class Delivery:
             await asyncio.wait((ahead,))  # Nothing else may read meanwhile.
         # In a thread when commits have to be looked into: many events take a while.
         return await asyncio.to_thread(Done.of, batch) if isinstance(batch, Commits) else Done.of(batch)
+
+    async def _apply(self, batch: Sequence[ReplicatedEvent]) -> None:
+        await self.within_time(self._sink.apply(batch))
+        if self.parked:
+            first, last = (batch.first, batch.last) if isinstance(batch, Commits) else _ends(batch)
+            if first <= self._parked_newest:  # Delivered again: the target has taken now what it refused then.
+                await self._checkpoints.unpark(self._name, self._shard.log.shard, first, last)
+                await self.load()
 
     async def _read_ahead(self, batch: Sequence[ReplicatedEvent]) -> None:
         if isinstance(batch, Commits):
@@ -169,7 +177,7 @@ class Delivery:
             raise error
         before, bad = list(batch[:index]), batch[index]
         if before:
-            await self.within_time(self._sink.apply(before))
+            await self._apply(before)
         await self._checkpoints.park(self._name, bad, error.message)
         self.parkings += 1
         await self.load()
@@ -185,3 +193,7 @@ class Delivery:
             if event.sequence in self._refusals:
                 return batch[:index] if index else batch[:1]
         return batch
+
+
+def _ends(batch: Sequence[ReplicatedEvent]) -> tuple[int, int]:
+    return batch[0].sequence, batch[-1].sequence
