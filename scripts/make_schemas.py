@@ -38,7 +38,8 @@ it, without loss:
   `pip install 'omnirelay[protobuf]'`. The fields with the numbers 1 to 8 are as old as the names of the events.
 - **Arrow**, in the columns of Parquet segments. Every event is a row; lists and maps are JSON text.
 
-`metadata` is added when an event leaves the node:
+`metadata` is added when a sink carries an event away. JSON lines of `omnirelay log export` are what the log holds,
+without it:
 
 | key | meaning |
 | --- | --- |
@@ -50,7 +51,8 @@ it, without loss:
 
 ## Versions
 
-The schema has version **{version}**; every event says in which one it was written, as `schemaVersion`. What a later
+The schema has version **{version}**; every event that a sink carries away says in which one it was written, as
+`schemaVersion`. In the log, and so in JSON lines of `omnirelay log export`, version 1 is left out. What a later
 version may do:
 
 - Add a field, or a type of event. Readers keep what they do not know and pass it on: in JSON as it stands, in protobuf
