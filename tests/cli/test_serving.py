@@ -148,3 +148,12 @@ def test_bad_configuration_names_all_problems_and_ends_with_2(tmp_path: Path) ->
         assert done.stderr.startswith("error (config.invalid):\n")
         assert "node.prt" in done.stderr
         assert "shards.a.capacity" in done.stderr
+
+
+def test_a_data_directory_that_takes_no_node_file_is_an_error_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "node.json").mkdir()
+    said = omnirelay("serve", "--port", 0, "--data", tmp_path)
+    assert said.returncode == 2
+    assert f"cannot use the data directory {tmp_path}: cannot write node.json: " in said.stderr
+    assert "Traceback" not in said.stderr
+    assert not list(tmp_path.glob("node.json.*"))

@@ -228,8 +228,15 @@ class Node:
             "startedAt": self.started_at.isoformat(timespec="milliseconds"),
         }
         draft = self.data / f"{NODE_FILE}.{os.getpid()}"
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=2) + b"\n")
-        draft.replace(self.data / NODE_FILE)
+        try:
+            draft.write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=2) + b"\n")
+            draft.replace(self.data / NODE_FILE)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise InvalidArgument(
+                f"cannot use the data directory {self.data}: cannot write {NODE_FILE}: {error.strerror}"
+            ) from None
 
     def _remove_node_file(self) -> None:
         if self.data is None:
