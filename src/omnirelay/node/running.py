@@ -18,7 +18,7 @@ from omnirelay.node.settings import NodeSettings
 
 
 def run_node(settings: NodeSettings, on_ready: Callable[[Node], None]) -> None:
-    """Serve until SIGINT or SIGTERM; a second one ends the process at once.
+    """Serve until SIGINT, SIGTERM or SIGHUP; a second one ends the process at once, unless it is a SIGHUP.
 
     Raises OmniRelayError when the node cannot start. `on_ready` is called when it serves.
     """
@@ -43,6 +43,9 @@ async def _serve(settings: NodeSettings, on_ready: Callable[[Node], None]) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
+    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # As under nohup.
+        # A terminal that goes away may send it twice, from the kernel and from the shell.
+        loop.add_signal_handler(signal.SIGHUP, stop.set)
     node = Node(settings, owns_process=True)
     starting = asyncio.ensure_future(node.start())
     stopping = asyncio.ensure_future(stop.wait())
