@@ -105,6 +105,15 @@ async def test_the_response_is_an_event_stream_nobody_buffers() -> None:
             assert response.headers["rpc-service"] == "catalog"
 
 
+async def test_a_watch_over_the_first_http_says_once_what_becomes_of_the_connection() -> None:
+    async with running_node() as node:
+        wire = await Wire.connect(node)
+        await wire.send(b"GET /v1/resourcelease/watch?untilCaughtUp=true HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        head, _, _ = (await wire.until_closed()).partition(b"\r\n\r\n")
+        assert [line for line in head.split(b"\r\n") if line.startswith(b"connection:")] == [b"connection: close"]
+        wire.close()
+
+
 async def test_a_watch_begins_where_it_is_told_and_without_that_with_what_comes_next() -> None:
     async with running_node() as node, Http(node) as http:
         await one_life(http)

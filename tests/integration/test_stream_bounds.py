@@ -6,13 +6,16 @@ import asyncio
 import json
 import resource
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
+from omnirelay.transport import websocket
 from tests.integration.node_process import NodeProcess
 from tests.integration.nodes import Http, running_node
 from tests.integration.stream_peers import ITEM, connected, peer_of, stream_url
@@ -74,6 +77,23 @@ async def test_a_peer_that_does_not_read_is_dropped_while_others_are_served(tmp_
             assert not deaf.send({}), "it left 64 MiB unread"
             assert max(peaks) - before < 400_000, "what nobody reads must not pile up"
             await other.round_trip()
+
+
+async def test_a_peer_that_pings_and_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "UNREAD_MAX", 1024 * 1024)
+    async with running_node() as node, Http(node) as http:
+        deaf = await asyncio.to_thread(Deaf, node.url)
+        pings = Frame(Opcode.PING, b"x" * 125).serialize(mask=True) * 500
+
+        def ping() -> None:
+            with suppress(OSError):
+                for _ in range(2_000):
+                    deaf.socket.sendall(pings)
+
+        await asyncio.to_thread(ping)
+        assert not deaf.send({}), "it left 1 MiB unread"
+        await http.call("stats")
+        deaf.socket.close()
 
 
 async def test_a_peer_that_does_not_read_gets_no_more_leases_than_it_takes() -> None:

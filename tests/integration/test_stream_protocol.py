@@ -13,6 +13,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from omnirelay.core.options import QueueOptions
+from tests.integration.http_sockets import Wire, call_bytes
 from tests.integration.nodes import Http, running_node
 from tests.integration.stream_peers import ITEM, ack, connected, peer_of, stream_url, token_of
 from tests.patience import PATIENCE_S
@@ -243,6 +244,7 @@ async def refused_upgrade(url: str, **options: Any) -> tuple[int, Any]:
         async with connect(url, proxy=None, open_timeout=PATIENCE_S, **options):
             pass
     response = refused.value.response
+    assert response.headers.get_all("content-type") == ["application/json"]
     return response.status_code, json.loads(bytes(response.body or b""))
 
 
@@ -253,6 +255,18 @@ async def test_an_upgrade_that_leads_nowhere_is_refused_in_json() -> None:
         for path in ("/v1/resourcelease/enqueue", "/v1/resourcelease/watch", "/v1/resourcelease", "/"):
             status, error = await refused_upgrade(node.url.replace("http", "ws") + path)
             assert (status, error["status"]) == (501, "UNIMPLEMENTED"), path
+            named = "::".join(path.split("/")[2:]) if path.count("/") == 3 else path
+            assert named in error["message"]
+
+
+async def test_a_call_that_asks_for_an_upgrade_is_answered_as_the_call_it_is() -> None:
+    async with running_node() as node:
+        for body in (None, {"x": "y" * 100_000}):
+            wire = await Wire.connect(node)
+            await wire.send(call_bytes("stats", body, Connection="Upgrade", Upgrade="websocket"))
+            response = await wire.response()
+            assert (response.status, response.json()["stats"]["pendingCount"]) == (200, 0)
+            wire.close()
 
 
 async def test_pages_of_other_sites_get_no_stream() -> None:

@@ -100,6 +100,10 @@ class BoundedHttpProtocol(ReaderBoundHttpProtocol):
         else:
             super().send_400_response(msg)
 
+    def _should_upgrade(self) -> bool:
+        # Anything else that asks for one is answered as what it is; a WebSocket begins with a GET.
+        return self.scope["method"] == "GET" and super()._should_upgrade()
+
     # -- inside --------------------------------------------------------------------------------
 
     def _head_size(self) -> int:

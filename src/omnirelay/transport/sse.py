@@ -20,7 +20,6 @@ FIRST_SECONDS = 0.05
 _HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache"),
-    (b"connection", b"keep-alive"),
     (b"x-accel-buffering", b"no"),
     (b"rpc-encoding", b"json"),
 ]

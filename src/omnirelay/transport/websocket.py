@@ -18,7 +18,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from omnirelay.errors import OmniRelayError, Unavailable
+from omnirelay.errors import OmniRelayError, Unavailable, Unimplemented
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.sessions import NORMAL, RESTARTING, Session
 from omnirelay.rpc.statuses import http_status
@@ -192,6 +192,10 @@ class WebSocketLink(asyncio.Protocol):
         if transport.is_closing():
             return
         for data in self._engine.data_to_send():
+            if transport.get_write_buffer_size() > UNREAD_MAX:
+                # Whoever only asks for signs of life may leave no more unread than others.
+                self._drop("it leaves too much unread")
+                return
             if data:
                 transport.write(data)
             else:
@@ -255,7 +259,8 @@ class WebSocketInbound(WebSocketLink):
         except OmniRelayError as error:
             body = error_body(error)
             response = engine.reject(http_status(error), body.decode())
-            for name, value in error_headers(error).items():
+            del response.headers["content-type"]
+            for name, value in {"content-type": "application/json", **error_headers(error)}.items():
                 response.headers[name] = value
             engine.send_response(response)
             return
@@ -271,9 +276,12 @@ class WebSocketInbound(WebSocketLink):
         headers = {name.lower(): value for name, value in reversed(list(request.headers.raw_items()))}
         if self._origins is not None:
             self._origins.check(headers)
-        parts = request.path.partition("?")[0].split("/")
+        path = request.path.partition("?")[0]
+        parts = path.split("/")
         named = f"{parts[2]}::{parts[3]}" if len(parts) == 4 and parts[1] == "v1" else ""
-        procedure = headers.get("rpc-procedure", named)
+        procedure = headers.get("rpc-procedure") or named
+        if not procedure:
+            raise Unimplemented(f"nothing is served over a WebSocket at {path[:256]}; see /docs", path=path[:256])
         meta = request_meta(headers, procedure, self._dispatcher.service, self._loop.time())
         meta.transport = "websocket"
         return self._dispatcher.open_session(meta, self)
