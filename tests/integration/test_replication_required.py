@@ -317,8 +317,10 @@ async def test_a_requirement_that_is_dropped_lets_the_log_go_and_says_what_to_do
             assert not shard.backpressure.active
             anchor = await shard.trim(retention_ms=0)
             assert anchor.sequence > 20
-            await follower.pause()
+            pausing = asyncio.create_task(follower.pause())
+            await asyncio.sleep(0)  # From here on it is paused; it is answered when the delivery under way has ended.
             sink.gate.set()
+            await soon(pausing)
             await follower.reset(0)
             await follower.resume()
             await soon(follower.wait_state("failed"))
