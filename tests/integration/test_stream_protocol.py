@@ -259,14 +259,20 @@ async def test_an_upgrade_that_leads_nowhere_is_refused_in_json() -> None:
             assert named in error["message"]
 
 
-async def test_a_call_that_asks_for_an_upgrade_is_answered_as_the_call_it_is() -> None:
+@pytest.mark.parametrize("upgrade", ["websocket", "h2c"])
+async def test_a_call_that_asks_for_an_upgrade_is_answered_as_the_call_it_is(upgrade: str) -> None:
     async with running_node() as node:
-        for body in (None, {"x": "y" * 100_000}):
-            wire = await Wire.connect(node)
-            await wire.send(call_bytes("stats", body, Connection="Upgrade", Upgrade="websocket"))
+        call = call_bytes("enqueue", {"items": [ITEM] * 2_000}, Connection="Upgrade", Upgrade=upgrade)
+        wire = await Wire.connect(node)
+        for request in (call, call_bytes("stats", Connection="Upgrade", Upgrade=upgrade) + call + call):
+            await wire.send(request)
+        for pending in (2_000, 2_000, 4_000, 6_000):
             response = await wire.response()
-            assert (response.status, response.json()["stats"]["pendingCount"]) == (200, 0)
-            wire.close()
+            assert (response.status, response.json()["stats"]["pendingCount"]) == (200, pending)
+        await wire.send(call_bytes("stats", Connection="Upgrade", Upgrade=upgrade) * 1_500)
+        for _ in range(1_500):
+            assert (await wire.response()).status == 200
+        wire.close()
 
 
 async def test_pages_of_other_sites_get_no_stream() -> None:

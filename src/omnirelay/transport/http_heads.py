@@ -7,8 +7,10 @@ would take more and more memory, and more and more of the time of everybody else
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from omnirelay.errors import DeadlineExceeded, InvalidArgument, OmniRelayError
@@ -46,6 +48,10 @@ class BoundedHttpProtocol(ReaderBoundHttpProtocol):
         self._piled = 0
         self._may_be_too_large = False
         self._refused = False
+        self._declined = False
+        """The request asks for an upgrade that it does not get, and is about to be read again without that wish."""
+        self._stopped_at: int | None = None
+        """Where in the piece at hand the parser stopped because of that."""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -64,7 +70,7 @@ class BoundedHttpProtocol(ReaderBoundHttpProtocol):
             return
         self._moved = False
         self._may_be_too_large = self._piled + len(data) > self.head_max
-        super().data_received(data)
+        self._parse(data)
         if self._moved:
             self._piled = 0
         else:
@@ -87,11 +93,19 @@ class BoundedHttpProtocol(ReaderBoundHttpProtocol):
         self._stop_timer()
         if self._may_be_too_large and self._head_size() > self.head_max:
             raise _HeadTooLarge
-        super().on_headers_complete()
+        method = self.parser.get_method()
+        self.scope["method"] = method.decode("ascii")
+        self._declined = method != b"CONNECT" and self._get_upgrade() is not None and not self._should_upgrade()
+        if not self._declined:
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._moved = True
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._declined:
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls when the parser has stopped, for whatever reason."""
@@ -104,10 +118,41 @@ class BoundedHttpProtocol(ReaderBoundHttpProtocol):
         # Anything else that asks for one is answered as what it is; a WebSocket begins with a GET.
         return self.scope["method"] == "GET" and super()._should_upgrade()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """What uvicorn calls when a request asks for an upgrade that it does not get.
+
+        The parser has passed over its body, which an HTTP/2 client that begins like this means to be read.
+        """
+        stopped = sys.exc_info()[1]
+        if self._declined and stopped is not None:
+            self._stopped_at = stopped.args[0]
+        else:
+            super()._unsupported_upgrade_warning()
+
     # -- inside --------------------------------------------------------------------------------
 
     def _head_size(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
+
+    def _parse(self, data: bytes) -> None:
+        super().data_received(data)
+        rest = memoryview(data)
+        while self._stopped_at is not None:
+            rest = rest[self._stopped_at :]
+            self._stopped_at, self._declined = None, False
+            head = self._head_without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # As uvicorn does.
+            super().data_received(head)
+            if rest and not self._refused and not self.transport.is_closing():
+                super().data_received(rest)  # type: ignore[arg-type]
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [self.parser.get_method(), b" ", self.url, f" HTTP/{self.parser.get_http_version()}\r\n".encode()]
+        for name, value in self.headers:
+            if name != b"upgrade":
+                lines += [name, b": ", value, b"\r\n"]
+        return b"".join(lines) + b"\r\n"
 
     @property
     def _busy(self) -> bool:
