@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from omnirelay.cli.main import app
 from tests.cli.processes import DevNode
 
-NAMESPACES = [f"shard{number:02d}" for number in range(100)]
+NAMESPACES = [f"shard{number:03d}" for number in range(200)]
 
 
 @dataclass(frozen=True)
