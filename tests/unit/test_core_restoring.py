@@ -321,3 +321,14 @@ def test_an_item_that_no_shard_would_take_stays_and_is_named() -> None:
     error = kernel.refusal(cmd.DrainItems())
     assert (type(error), error.details["sequenceId"]) == (FailedPrecondition, 7)
     assert kernel.lease_one().sequence_id == 7
+
+
+def test_an_item_is_not_taken_for_its_twin_that_got_its_number() -> None:
+    """Items of one moment for one resource are alike but for their numbers."""
+    source, target = Kernel(), Kernel(start_ms=START_MS - 1)
+    for _ in range(3):
+        source.enqueue()
+    target.enqueue()
+    restored = [target.do(cmd.RestoreItems(source.do(cmd.DrainItems(1)).items)) for _ in range(3)]
+    assert [(answer.restored_count, answer.duplicate_count) for answer in restored] == [(1, 0)] * 3
+    assert len(target.state.items) == 4

@@ -166,7 +166,11 @@ class _Intake:
     def _is_here(self, item: RestoredItem, mark: bytes) -> bool:
         known = self._state.items.get(item.sequence_id)
         if known is not None and known.enqueued_at == item.enqueued_at and fingerprint(known) == mark:
-            return True
+            # One that came in under another number bears the fingerprint it had there. It may be like this one in all
+            # else: items of one moment for one resource are.
+            moved_here = item.request_key is None and known.request_key is not None and known.request_key != mark
+            if not moved_here:
+                return True
         record = self._state.requests.get(mark)
         return record is not None and record.sequence_id in self._state.items
 
