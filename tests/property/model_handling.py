@@ -68,14 +68,16 @@ class Model(WorkModel):
             who_it_is = identity(given)
             if any(who_it_is == other["identity"] for other in fresh):
                 continue
-            known = self.items.get(given["sequence_id"])
-            if known is not None and identity(known) == who_it_is:
-                continue
-            if who_it_is in self.requests and self.requests[who_it_is]["id"] in self.items:
-                continue
             request = given["request"]
             if request is None and given["spec"]["request"] is not None:
                 request = (who[0], given["spec"]["request"])
+            known = self.items.get(given["sequence_id"])
+            if known is not None and identity(known) == who_it_is:
+                # One that was moved here is another: it stands under what it was where it came from.
+                if not (request is None and known["request"] is not None and known["request"] != who_it_is):
+                    continue
+            if who_it_is in self.requests and self.requests[who_it_is]["id"] in self.items:
+                continue
             meaning = given.get("meaning") or meaning_of(given["spec"])
             others = [other["meaning"] for other in fresh if request is not None and other["request"] == request]
             if not others and request in self.requests:
