@@ -32,9 +32,13 @@ to do.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 Detail = str | int | float | bool | None
+
+
+TOO_LARGE: Final = "resourcelease.payload.too_large"
+"""The code of a body, a batch or an item that is too large, whoever finds it so; over HTTP it is 413."""
 
 
 class Status(IntEnum):

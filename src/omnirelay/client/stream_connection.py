@@ -20,8 +20,7 @@ from websockets.uri import parse_uri
 from omnirelay.client.connections import CONNECT_SECONDS, decoder_of, encoded, refused
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.core.payload import OwnershipToken
-from omnirelay.errors import InvalidArgument
-from omnirelay.rpc.statuses import TOO_LARGE
+from omnirelay.errors import TOO_LARGE, InvalidArgument
 from omnirelay.transport.websocket import MESSAGE_MAX, WebSocketLink
 from omnirelay.wire.answers import ErrorBody, Lease, LeaseAnswer, Outcome
 from omnirelay.wire.requests import IncomingToken

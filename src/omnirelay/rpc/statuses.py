@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omnirelay.errors import InvalidArgument, OmniRelayError, Status
+from omnirelay.errors import TOO_LARGE, InvalidArgument, OmniRelayError, Status
 
 HTTP_STATUS: dict[Status, int] = {
     Status.OK: 200,
@@ -23,8 +23,6 @@ HTTP_STATUS: dict[Status, int] = {
     Status.DATA_LOSS: 500,
     Status.UNAUTHENTICATED: 401,
 }
-
-TOO_LARGE = "resourcelease.payload.too_large"
 
 
 def status_name(status: Status) -> str:

@@ -14,10 +14,9 @@ from omnirelay.core.events import FailMode
 from omnirelay.core.intake import BATCH_ITEMS_MAX, refuse
 from omnirelay.core.payload import ANONYMOUS, Caller
 from omnirelay.engine.shard import Shard
-from omnirelay.errors import InvalidArgument, OmniRelayError, Unavailable
+from omnirelay.errors import TOO_LARGE, InvalidArgument, OmniRelayError, Unavailable
 from omnirelay.rpc.calls import ENDED, Message, Messages, Reply, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
-from omnirelay.rpc.statuses import TOO_LARGE
 from omnirelay.service.owners import Owners
 from omnirelay.wire import answers as out
 from omnirelay.wire import requests as asked

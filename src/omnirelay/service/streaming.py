@@ -31,6 +31,7 @@ from omnirelay.core.items import Lease as HeldLease
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import (
+    TOO_LARGE,
     Internal,
     InvalidArgument,
     OmniRelayError,
@@ -40,7 +41,6 @@ from omnirelay.errors import (
 from omnirelay.rpc.calls import Reply, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.sessions import POLICY, RESTARTING, Outlet
-from omnirelay.rpc.statuses import TOO_LARGE
 from omnirelay.service.held_leases import HeldLeases
 from omnirelay.service.procedures import ACKNOWLEDGE, caller_of, holder_of
 from omnirelay.service.stream_calls import StreamCalls

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from omnirelay.errors import DeadlineExceeded, InvalidArgument, OmniRelayError, ResourceExhausted
-from omnirelay.rpc.statuses import TOO_LARGE
+from omnirelay.errors import TOO_LARGE, DeadlineExceeded, InvalidArgument, OmniRelayError, ResourceExhausted
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from omnirelay.errors import InvalidArgument
+from omnirelay.errors import TOO_LARGE, InvalidArgument
 
 T = TypeVar("T")
 
@@ -29,7 +29,6 @@ OBJECTS_MAX = 500_000
 """Most objects that one body may hold: a few bytes each, they would become hundreds of megabytes."""
 MATCHED_MAX = 300_000
 """Most names and elements of a body that take the long way: it is about a microsecond for each, and all wait for it."""
-TOO_LARGE = "resourcelease.payload.too_large"
 
 REQUIRED_CODES: Mapping[str, str] = {
     "payload": "resourcelease.payload.required",

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from omnirelay.core.payload import OwnershipToken
-from omnirelay.errors import InvalidArgument
+from omnirelay.errors import TOO_LARGE, InvalidArgument
 from omnirelay.wire.answers import ErrorBody, Lease, Outcome, Outgoing
-from omnirelay.wire.reading import TOO_LARGE, Budget, Reader, check_objects
+from omnirelay.wire.reading import Budget, Reader, check_objects
 from omnirelay.wire.requests import (
     CompleteRequest,
     EnqueueItem,
