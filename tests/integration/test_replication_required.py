@@ -65,6 +65,13 @@ class Gated:
         """Nothing to close."""
 
 
+class Down(Gated):
+    """A sink whose target takes nothing, and says so at once."""
+
+    async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
+        raise ConnectionError("the target is down")
+
+
 class Ear:
     """Hears every change of backpressure."""
 
@@ -254,7 +261,7 @@ async def test_a_sink_that_is_still_behind_after_a_restart_closes_intake_again(t
     for round_ in range(3):
         async with await place.open(clock) as shard:
             ear = Ear(shard)
-            async with following(shard, Gated(), path=tmp_path / "checkpoints.db") as follower:
+            async with following(shard, Down(), path=tmp_path / "checkpoints.db") as follower:
                 if round_ == 0:
                     await enqueued(shard, *items(12))
                 assert "audit" in ((await ear.wait(active=True)).reason or "")

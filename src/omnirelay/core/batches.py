@@ -39,8 +39,9 @@ _AFTER_SPACE: Final = "!"
 """Text that is printable and not below this is neither empty nor blank."""
 
 
-def check_batch(items: Any, body_limit: int, per_item: int = 0) -> int:
-    """Check every item of a batch; the error of a bad one names its index. Returns their bytes.
+def check_batch(items: Any, body_limit: int, per_item: int = 0) -> tuple[int, bool]:
+    """Check every item of a batch; the error of a bad one names its index. Returns their bytes, and whether all of them
+    are plain: due at once, with a class, a weight and attempts as they stand, and without a request id.
 
     `per_item` is what each event takes in the log beyond its item.
     """
@@ -55,6 +56,7 @@ def check_batch(items: Any, body_limit: int, per_item: int = 0) -> int:
         )
     size = 0
     stored = 0
+    plain = True
     good: set[str] = set()
     for index, item in enumerate(items):
         if type(item) is _NEW_ITEM:
@@ -92,6 +94,7 @@ def check_batch(items: Any, body_limit: int, per_item: int = 0) -> int:
                         size += length + text
                         stored += length * 4 // 3 + 4 * (len(resource_type) + len(resource_id) + 2 * text) + _STORED_MIN
                         continue
+        plain = False
         try:
             check_new_item(item, body_limit)
         except InvalidArgument as error:
@@ -101,7 +104,7 @@ def check_batch(items: Any, body_limit: int, per_item: int = 0) -> int:
         size += size_of(item.payload)
         stored += stored_bytes(item.payload)
     check_stored(stored + per_item * len(items))
-    return size
+    return size, plain
 
 
 def _attributes_text(attributes: Any, good: set[str]) -> int:

@@ -1,13 +1,14 @@
 """The lease cycle as changes of state: an item comes in, is leased, ends.
 
-This is most of what a shard ever does. `lease_out` and `complete` take plain values: `evolve` reads them from an event,
-and whoever has just decided an event passes on what it was made of, because reading it back costs as much as the step.
+This is most of what a shard ever does. `take_in`, `lease_out` and `complete` take plain values: `evolve` reads them
+from an event, and whoever has just decided an event passes on what it was made of, because reading it back costs as
+much as the step.
 """
 
 from __future__ import annotations
 
 from sys import intern
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import astuple
 
@@ -23,7 +24,7 @@ from omnirelay.core.items import (
     Lease,
     share_attributes,
 )
-from omnirelay.core.payload import OwnershipToken
+from omnirelay.core.payload import OwnershipToken, Payload
 from omnirelay.core.requests import end_request, remember_request
 from omnirelay.core.state import State
 
@@ -51,6 +52,27 @@ def evolve_enqueue(state: State, event: Enqueue) -> None:
         now_ms,
         _schema,
     ) = _astuple(event)
+    item = take_in(
+        state, sequence_id, payload, priority, weight, not_before, max_attempts, request_key, sequence, now_ms
+    )
+    if parent is not None:
+        item.with_trail().parent = parent
+    if request_key is not None:
+        remember_request(state, request_key, sequence_id, digest or b"")
+
+
+def take_in(
+    state: State,
+    sequence_id: Any,
+    payload: Payload,
+    priority: int,
+    weight: int,
+    not_before: int | None,
+    max_attempts: int | None,
+    request_key: bytes | None,
+    sequence: int,
+    now_ms: int,
+) -> Item:
     resource_type, resource_id, partition_key, encoding, body, attributes, _request_id = _astuple(payload)
     shared = _intern(resource_type)
     if shared is not resource_type:
@@ -62,8 +84,9 @@ def evolve_enqueue(state: State, event: Enqueue) -> None:
         payload.payload_encoding = _intern(encoding)
     if attributes is not None:
         size += share_attributes(payload, attributes)
+    number: int = sequence_id
     item = Item(
-        sequence_id,
+        number,
         payload,
         READY,
         sequence,
@@ -75,15 +98,12 @@ def evolve_enqueue(state: State, event: Enqueue) -> None:
         not_before,
         size,
         request_key,
-        sequence_id,
+        number,
     )
+    # By the object that came: compiled code would make one of its own to be the key.
     state.items[sequence_id] = item
-    state.next_sequence_id = sequence_id + 1
+    state.next_sequence_id = number + 1
     state.live_bytes += size
-    if parent is not None:
-        item.with_trail().parent = parent
-    if request_key is not None:
-        remember_request(state, request_key, sequence_id, digest or b"")
     if not_before is None:
         state.ready.enter(item)
         state.schedule.enter(item, shared, resource_id, partition_key, attributes, now_ms)
@@ -91,6 +111,7 @@ def evolve_enqueue(state: State, event: Enqueue) -> None:
         item.state = DELAYED
         state.delayed.push(not_before, item)
         state.schedule.admit(item, now_ms)
+    return item
 
 
 # -- leases ------------------------------------------------------------------------------------

@@ -16,11 +16,10 @@ from msgspec.structs import astuple
 
 from omnirelay.core import commands as cmd
 from omnirelay.core import events as ev
-from omnirelay.core.answers import CompleteAnswer, GrantedLease
-from omnirelay.core.batches import check_batch
-from omnirelay.core.cycle import complete, lease_out
+from omnirelay.core.answers import CompleteAnswer, EnqueueAnswer, EnqueueResult, GrantedLease
+from omnirelay.core.cycle import complete, lease_out, take_in
 from omnirelay.core.evolve import evolve_all
-from omnirelay.core.intake import caller_bytes, check_caller, check_grant, check_storable, refuse
+from omnirelay.core.intake import check_caller, check_grant, check_storable, refuse
 from omnirelay.core.items import COMPLETE
 from omnirelay.core.options import COMMAND_BYTES_MAX
 from omnirelay.core.payload import Caller, OwnershipToken
@@ -35,7 +34,7 @@ from omnirelay.core.rules.acknowledge import (
     find_lease,
 )
 from omnirelay.core.rules.closing import decide_backpressure, decide_close, decide_open
-from omnirelay.core.rules.enqueue import decide_enqueue
+from omnirelay.core.rules.enqueue import check_items, decide_enqueue, is_open_for, plan_enqueue
 from omnirelay.core.rules.grant import (
     choose,
     describe_grant,
@@ -72,7 +71,11 @@ Ids = Callable[[], str]
 _astuple: Final = astuple
 _COMPLETE_ITEM: Final = cmd.CompleteItem
 _GRANT_LEASES: Final = cmd.GrantLeases
+_ENQUEUE_ITEMS: Final = cmd.EnqueueItems
+_ENQUEUE: Final = ev.Enqueue
+_ENQUEUE_RESULT: Final = EnqueueResult
 _COMPLETED: Final = ev.Completed
+_PLAIN_COMPLETE: Final = PLAIN_COMPLETE
 _OWNERSHIP_TOKEN: Final = OwnershipToken
 
 
@@ -84,6 +87,8 @@ def apply(state: State, command: cmd.Command, now_ms: int, arrived_ms: int, ids:
             return _apply_plain_complete(state, token, caller, now_ms, arrived_ms, out)
     elif kind is _GRANT_LEASES:
         return apply_grants(state, command, now_ms, ids, out)
+    elif kind is _ENQUEUE_ITEMS:
+        return _apply_enqueue(state, command, now_ms, out)
     events, answer = decide(state, command, now_ms, arrived_ms)
     out += events  # Before anything changes, here as everywhere: what breaks off without events changed nothing.
     evolve_all(state, events)
@@ -111,8 +116,11 @@ def acknowledge_all(
         command: Any = commands[at]
         kind = type(command)
         try:
-            outcomes.append(apply(state, command, now_ms, arrived_ms, ids, out))
+            outcome = apply(state, command, now_ms, arrived_ms, ids, out)
+            outcomes.append(outcome)
             ends.append(len(out))
+            if outcome is _PLAIN_COMPLETE:
+                continue  # As most are: without a result.
         except OmniRelayError as error:
             outcomes.append(error)
         if kind is _COMPLETE_ITEM:
@@ -137,6 +145,56 @@ def _apply_plain_complete(
     state.sequence = sequence
     state.time = now_ms
     return PLAIN_COMPLETE
+
+
+def _apply_enqueue(state: State, command: Any, now_ms: int, out: list[ev.Event]) -> EnqueueAnswer:
+    """Plain items that nothing stands in the way of are taken in one by one; any other batch goes the long way."""
+    try:
+        check_caller(command.caller)
+        size, plain = check_items(state, command)
+        items: list[Any] = command.items
+        planned = None
+        if not plain or not is_open_for(state, len(items), size):
+            planned = plan_enqueue(state, command, size, now_ms)
+    except _WRONG_TYPES as error:
+        raise _misplaced(error) from error
+    if planned is not None:
+        events, answer = planned
+        out += events
+        evolve_all(state, events)
+        return answer
+    caller: Caller = command.caller
+    principal = caller.principal
+    peer_id = caller.peer_id
+    now: Any = now_ms  # Compiled code would make an object of it for every item.
+    results: list[EnqueueResult] = []
+    for item in items:
+        payload, priority, weight, _not_before, _delay_ms, _max_attempts = _astuple(item)
+        sequence = state.sequence + 1
+        number: Any = state.next_sequence_id
+        out.append(
+            # By place: matching this many names would cost more than all else.
+            _ENQUEUE(
+                number,
+                payload,
+                priority,
+                weight,
+                None,
+                None,
+                None,
+                None,
+                None,
+                peer_id,
+                principal,
+                sequence_number=sequence,
+                timestamp=now,
+            )
+        )
+        take_in(state, number, payload, priority, weight, None, None, None, sequence, now_ms)
+        state.sequence = sequence
+        results.append(_ENQUEUE_RESULT(number, False))
+    state.time = now_ms
+    return EnqueueAnswer(results, state.pending_count, state.leased.live)
 
 
 def apply_grants(state: State, command: Any, now_ms: int, ids: Ids, out: list[ev.Event]) -> list[GrantedLease]:
@@ -212,8 +270,7 @@ def check_enqueue(state: State, command: cmd.EnqueueItems) -> None:
     """Refuse what is wrong in itself, whether there is room for it or not."""
     try:
         check_caller(command.caller)
-        asked: Any = command
-        check_batch(asked.items, state.options.body_limit, caller_bytes(command.caller))
+        check_items(state, command)
     except _WRONG_TYPES as error:
         raise _misplaced(error) from error
 

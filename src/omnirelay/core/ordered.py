@@ -66,7 +66,9 @@ class OrderedQueue:
                 return
             run = self._run = [(self._alone_key, alone.sequence_id, alone.stamp, alone)]
             self._alone = None
-        if run[-1] < entry:
+        last = run[-1]
+        last_key: int = last[0]
+        if last_key < key or last < entry:
             run.append(entry)
         else:
             self._push_aside(run, entry)

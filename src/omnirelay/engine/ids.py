@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from itertools import chain, repeat
+from itertools import chain
 from typing import Final
 
 from omnirelay.core.decide import Ids
 
 _BATCH: Final = 256
-_TAILS: Final = tuple(f"{n:02x}" for n in range(_BATCH))
+_COUNTER: Final = bytes(range(_BATCH))
 
 
 def lease_ids() -> Ids:
@@ -22,5 +22,6 @@ def _more() -> list[str]:
     apart for certain."""
     digits = os.urandom(9).hex()
     prefix = f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-8{digits[15:18]}-"
-    own = os.urandom(5 * _BATCH).hex("-", 5).split("-")
-    return list(map("".join, zip(repeat(prefix, _BATCH), own, _TAILS, strict=True)))
+    nodes = bytearray(os.urandom(6 * _BATCH))
+    nodes[5::6] = _COUNTER
+    return (prefix + nodes.hex("\n", 6).replace("\n", "\n" + prefix)).split("\n")

@@ -89,10 +89,12 @@ def encode_frame(
     time_ms: int,
     events: Sequence[Event],
     depth: tuple[int, int] | None = None,
+    scratch: bytearray | None = None,
 ) -> Frame:
     """One frame of these events, in order; `depth` is how many items were pending and leased after them.
 
-    Raises InvalidArgument when there is no event.
+    Whoever encodes one large frame after the other hands in the same `scratch` each time: an output that starts small
+    is copied every time it grows. Raises InvalidArgument when there is no event.
     """
     if not events:
         raise InvalidArgument("a frame needs at least one event", field="events")
@@ -102,7 +104,12 @@ def encode_frame(
     record = FrameRecord(
         shard, log_id, generation, epoch, first, last, time_ms, SCHEMA_VERSION, events, pending, active
     )
-    return Frame(first, last, len(events), epoch, generation, time_ms, _encoder.encode(record))
+    if scratch is None:
+        data = _encoder.encode(record)
+    else:
+        _encoder.encode_into(record, scratch)
+        data = bytes(scratch)
+    return Frame(first, last, len(events), epoch, generation, time_ms, data)
 
 
 def header_prefix(frame: Frame, shard: str, log_id: str, schema: int = SCHEMA_VERSION) -> bytes:

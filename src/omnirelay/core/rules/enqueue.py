@@ -27,9 +27,31 @@ _ENQUEUE_RESULT: Final = EnqueueResult
 
 
 def decide_enqueue(state: State, command: EnqueueItems, now_ms: int) -> tuple[list[ev.Event], EnqueueAnswer]:
+    size, _ = check_items(state, command)
+    return plan_enqueue(state, command, size, now_ms)
+
+
+def check_items(state: State, command: EnqueueItems) -> tuple[int, bool]:
+    """The bytes of the items, and whether all of them are plain; raises for a bad one."""
     asked: Any = command
+    return check_batch(asked.items, state.options.body_limit, caller_bytes(command.caller))
+
+
+def is_open_for(state: State, count: int, size: int) -> bool:
+    """Whether nothing at all stands in the way of so many new items."""
     options = state.options
-    size = check_batch(asked.items, options.body_limit, caller_bytes(command.caller))
+    return (
+        not state.pauses
+        and not state.backpressure
+        and not state.closures
+        and state.live_count + count <= options.capacity
+        and state.live_bytes + size <= options.capacity_bytes
+    )
+
+
+def plan_enqueue(state: State, command: EnqueueItems, size: int, now_ms: int) -> tuple[list[ev.Event], EnqueueAnswer]:
+    """Decide about items that are good in themselves and have so many bytes."""
+    options = state.options
     items = command.items
     events: list[ev.Event] = []
     results = plan_items(state, items, now_ms, command.caller, None, state.sequence, events)
