@@ -12,7 +12,7 @@ from omnirelay.core.pauses import Pause
 from omnirelay.core.payload import ErrorInfo, OwnershipToken, Payload
 
 
-class EnqueueResult(msgspec.Struct, frozen=True, gc=False):
+class EnqueueResult(msgspec.Struct, rename="camel", frozen=True, gc=False):
     sequence_id: int
     duplicate: bool
 

@@ -41,6 +41,13 @@ class Owners:
         while len(self._asked_by) > REMEMBERED_MAX:
             del self._asked_by[next(iter(self._asked_by))]
 
+    def anyone(self, meta: RequestMeta) -> Caller | None:
+        """Who acknowledges without naming itself in the acknowledgement, when that is the same for every lease."""
+        if meta.caller is not None:
+            return None
+        peer_id = meta.headers.get("x-peer-id")
+        return Caller(principal=meta.principal, peer_id=peer_id) if peer_id or meta.principal else ANONYMOUS
+
     def holder(self, meta: RequestMeta, ack: Acknowledgement, state: State) -> Caller:
         """Who acknowledges, as far as it names itself."""
         peer_id = ack.peer_id or meta.caller or meta.headers.get("x-peer-id")

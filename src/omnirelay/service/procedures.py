@@ -172,16 +172,18 @@ class LeaseVerbs:
         if not acks:
             refuse("acks", "must be a list with at least one element")
         _check_count("acks", acks)
-        commands = []
+        commands: list[Any] = []
         shard = self._shard()
-        for index, ack in enumerate(acks):
-            try:
-                commands.append(command(ack, self._owners.holder(meta, ack, shard.state)))
-            except InvalidArgument as error:
-                error.details["index"] = index
-                raise
-        outcomes = await shard.acknowledge(commands)
-        return out.AcksAnswer(results=[out.outcome_of(each) for each in outcomes])
+        owners, state = self._owners, shard.state
+        anyone = owners.anyone(meta)
+        try:
+            for ack in acks:
+                caller = anyone if anyone and ack.peer_id is None else owners.holder(meta, ack, state)
+                commands.append(command(ack, caller))
+        except InvalidArgument as error:
+            error.details["index"] = len(commands)
+            raise
+        return out.AcksAnswer(results=out.outcomes_of(await shard.acknowledge(commands)))
 
     # -- handling ------------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ def text_frame(data: bytes) -> bytes:
     size = len(data)
     if size <= _SHORT_MAX:
         return b"\x81%c%b" % (size, data)
-    return b"%b%b" % (_long_head(size, 0), data)
+    return _long_head(size, 0) + data
 
 
 class MaskedFrames:
@@ -117,7 +117,7 @@ class MaskedFrames:
         self._at += 4
         size = len(data)
         head = b"\x81%c" % (size | _MASK_BIT) if size <= _SHORT_MAX else _long_head(size, _MASK_BIT)
-        return b"%b%b%b" % (head, mask, apply_mask(data, mask))
+        return b"".join((head, mask, apply_mask(data, mask)))
 
 
 def _long_head(size: int, mask_bit: int) -> bytes:

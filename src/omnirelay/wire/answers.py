@@ -14,6 +14,7 @@ from omnirelay.core import answers
 from omnirelay.core.events import NO_PROGRESS, RestoredItem
 from omnirelay.core.pauses import Pause
 from omnirelay.core.payload import DEFAULT_ENCODING, ErrorInfo, OwnershipToken, Payload
+from omnirelay.core.rules.acknowledge import PLAIN_COMPLETE
 from omnirelay.errors import OmniRelayError
 from omnirelay.wire.instants import instant, instant_or_none
 from omnirelay.wire.requests import Instant
@@ -71,9 +72,8 @@ class QueueStats(Outgoing):
     active_lease_count: int
 
 
-class EnqueueResult(Outgoing, gc=False):
-    sequence_id: int
-    duplicate: bool
+EnqueueResult = answers.EnqueueResult
+"""Goes out as core made it."""
 
 
 class EnqueueAnswer(Outgoing):
@@ -90,8 +90,7 @@ def enqueue_answer(answer: answers.EnqueueAnswer, *, batch: bool) -> EnqueueAnsw
     if not batch:
         [result] = answer.results
         return EnqueueAnswer(stats=stats, sequence_id=result.sequence_id, duplicate=result.duplicate)
-    results = [EnqueueResult(each.sequence_id, each.duplicate) for each in answer.results]
-    return EnqueueAnswer(stats=stats, results=results)
+    return EnqueueAnswer(stats=stats, results=answer.results)
 
 
 class Lease(Outgoing, gc=False):
@@ -110,11 +109,21 @@ class Lease(Outgoing, gc=False):
 
 
 def lease_of(granted: answers.GrantedLease) -> Lease:
-    """By position, as `payload_of`."""
+    """By position, as `payload_of`, and without a call of it."""
     token = granted.token
     progress = granted.progress
+    payload = granted.payload
+    resource_id, partition_key, encoding = payload.resource_id, payload.partition_key, payload.payload_encoding
     return Lease(
-        payload_of(granted.payload),
+        OutgoingPayload(
+            payload.resource_type,
+            resource_id,
+            resource_id if partition_key is None else partition_key,
+            DEFAULT_ENCODING if encoding is None else encoding,
+            payload.body,
+            payload.attributes or {},
+            payload.request_id,
+        ),
         token.sequence_id,
         token.attempt,
         instant(granted.enqueued_at),
@@ -156,6 +165,11 @@ class AcksAnswer(Outgoing):
 
 
 _DONE = Outcome(success=True)
+
+
+def outcomes_of(outcomes: list[Any]) -> list[Outcome]:
+    """What came of acknowledgements, most of which just say that it is done."""
+    return [_DONE if each is PLAIN_COMPLETE else outcome_of(each) for each in outcomes]
 
 
 def outcome_of(outcome: Any) -> Outcome:

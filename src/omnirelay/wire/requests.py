@@ -110,13 +110,24 @@ class EnqueueItem(Incoming):
     max_attempts: Annotated[int, Meta(ge=1, le=ATTEMPTS_MAX)] | None = None
 
     def value(self) -> NewItem:
-        if self.payload is None:
+        """All in one step, as `IncomingPayload.value` does its part: this runs for every item."""
+        given = self.payload
+        if given is None:
             refuse("payload", "is required", code="resourcelease.payload.required")
+        payload = Payload(
+            resource_type=given.resource_type,
+            resource_id=given.resource_id,
+            partition_key=given.partition_key,
+            payload_encoding=given.payload_encoding,
+            body=given.body,
+            attributes=given.attributes or None,
+            request_id=given.request_id,
+        )
         return NewItem(
-            payload=self.payload.value(),
+            payload=payload,
             priority=self.priority,
             weight=self.weight,
-            not_before_ms=read_instant_or_none("notBefore", self.not_before),
+            not_before_ms=None if self.not_before is None else read_instant("notBefore", self.not_before),
             delay_ms=self.delay_ms,
             max_attempts=self.max_attempts,
         )
@@ -174,9 +185,10 @@ class Acknowledgement(Incoming):
     peer_id: str | None = None
 
     def token(self) -> OwnershipToken:
-        if self.ownership_token is None:
+        given = self.ownership_token
+        if given is None:
             refuse("ownershipToken", "is required")
-        return self.ownership_token.value()
+        return OwnershipToken(given.sequence_id, given.attempt, given.lease_id, given.fence)
 
 
 class HeartbeatAck(Acknowledgement):
