@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,10 +16,13 @@ import msgspec
 import pytest
 
 from omnirelay.core.rules.upkeep import GENERATION_JUMP
+from omnirelay.core.snapshot import dump
+from omnirelay.core.state import State
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import FailedPrecondition, LogDamaged, LogLocked, LogUnavailable, NotFound
 from omnirelay.log import SqliteLog
 from omnirelay.log.files import WriterLock
+from omnirelay.log.snapshots import write_snapshot
 from omnirelay.replication.origins import BackupOrigin, Origin
 from omnirelay.replication.proving import Restored
 from omnirelay.replication.restoring import restore
@@ -256,12 +260,39 @@ async def test_a_snapshot_that_is_another_state_than_the_events_lead_to_is_refus
     data = tmp_path / "data"
     await shard_with_past(data)
     sequence = await add_snapshot(data)
+    header, chunks = dump(State())
+    written = [header, *chunks]
+    write_snapshot(data / NAMESPACE, sequence, header, written[1:])
     connection = apsw.Connection(str(data / NAMESPACE / "leases.db"))
-    connection.execute("update snapshots set digest = ?", ("0" * 64,))
+    connection.execute("update snapshots set digest = ?", (sha256(b"".join(written)).hexdigest(),))
     connection.close()
     with pytest.raises(LogDamaged, match=f"the snapshot at event {sequence} .* another state"):
         await restore(BackupOrigin(data, NAMESPACE), tmp_path / "new", marks=None)
     assert contents(tmp_path / "new") == {}
+
+
+def spoiled(data: Path, sequence: int) -> Path:
+    path = data / NAMESPACE / "snapshots" / f"{sequence:020d}" / "header"
+    path.write_bytes(path.read_bytes()[:-1])
+    return path
+
+
+async def test_a_snapshot_that_cannot_be_read_is_left_behind_as_long_as_the_log_can_do_without_it(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    await shard_with_past(data, steps=5)
+    first = await add_snapshot(data)
+    await shard_with_past(data, seed=2, steps=5)
+    second = await add_snapshot(data)
+    served = await digest_in(data)
+    spoiled(data, first)
+    back = await restore(BackupOrigin(data, NAMESPACE), tmp_path / "new", marks=None)
+    assert (back.snapshots, back.digest) == (1, served)
+    await trim(data, first)
+    path = spoiled(data, second)
+    with pytest.raises(LogDamaged, match=str(path)):
+        BackupOrigin(data, NAMESPACE)
 
 
 async def test_an_empty_log_can_be_restored(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from omnirelay.core.state import State
 from omnirelay.errors import LogDamaged, LogTrimmed, OutOfRange
 from omnirelay.log.base import EventLog, Position, SnapshotRecord
 from omnirelay.log.frame import decode_frame, genesis_chain
-from omnirelay.log.snapshots import read_snapshot
+from omnirelay.log.snapshots import read_recorded
 
 Progress = Callable[[int, int], None]
 """Called with (sequence reached, sequence to reach) now and then."""
@@ -30,6 +30,8 @@ class Recovered(msgspec.Struct, frozen=True):
     position: Position
     replayed_events: int
     snapshot_sequence: int | None
+    passed_over: list[str] = []
+    """What was wrong with newer snapshots."""
 
 
 async def rebuild(log: EventLog, to_sequence: int | None = None, progress: Progress | None = None) -> Recovered:
@@ -44,6 +46,7 @@ async def rebuild(log: EventLog, to_sequence: int | None = None, progress: Progr
     elif to_sequence > end:
         raise OutOfRange(f"the log ends at {end}, there is no {to_sequence}", sequence=to_sequence, last=end)
     damage: LogDamaged | None = None
+    passed_over: list[str] = []
     for record in [*(await log.snapshots()), None]:
         if record is not None and record.sequence > to_sequence:
             continue
@@ -52,9 +55,11 @@ async def rebuild(log: EventLog, to_sequence: int | None = None, progress: Progr
             start = await asyncio.to_thread(_from_snapshot, log, record)
         except LogDamaged as error:
             damage = error
+            passed_over.append(error.message)
             continue
         try:
-            return await _replay(log, start, to_sequence, progress)
+            recovered = await _replay(log, start, to_sequence, progress)
+            return msgspec.structs.replace(recovered, passed_over=passed_over)
         except LogTrimmed:
             if damage is not None:
                 raise damage from None
@@ -68,8 +73,7 @@ def _from_snapshot(log: EventLog, record: SnapshotRecord | None) -> Recovered:
     directory = snapshot_directory(log)
     if directory is None:
         raise LogDamaged("this log keeps no snapshot files")
-    header, chunks = read_snapshot(directory, record.path)
-    state = load(header, chunks)
+    state = load(*read_recorded(directory, record))
     if state.sequence != record.sequence:
         raise LogDamaged(
             f"the snapshot recorded for {record.sequence} holds the state after {state.sequence}",

@@ -126,6 +126,8 @@ class Shard(Operating):
                 f"{acquired.position.sequence}",
                 sequence=recovered.position.sequence,
             )
+        for reason in recovered.passed_over:
+            _log.warning("snapshot_passed_over", extra={"shard": log.shard, "reason": reason})
         state = recovered.state
         time = ShardTime(clock, state.time)
         shard: Shard | None = None

@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from omnirelay.errors import LogDamaged
+from omnirelay.log.base import SnapshotRecord
 from omnirelay.log.files import make_directories, sync_directory, write_file
 
 DIRECTORY: Final = "snapshots"
@@ -90,6 +91,23 @@ def read_snapshot(directory: Path, path: str) -> tuple[bytes, Iterator[bytes]]:
         raise _damaged(root / name, "is missing" if name in listed else "does not belong there")
     chunks = manifest.files[1:]
     return _read_chunk(root, manifest.files[0]), (_read_chunk(root, entry) for entry in chunks)
+
+
+def read_recorded(directory: Path, record: SnapshotRecord) -> tuple[bytes, Iterator[bytes]]:
+    """`read_snapshot` for one that a log has a record of. Raises LogDamaged behind the last chunk, too, when it is
+    whole but another one, of another shard or from an older copy. What was made of it must not be used then.
+    """
+    header, chunks = read_snapshot(directory, record.path)
+    return header, _compared(directory / record.path, record.digest, header, chunks)
+
+
+def _compared(root: Path, digest: str, header: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    running = hashlib.sha256(header)
+    for chunk in chunks:
+        running.update(chunk)
+        yield chunk
+    if running.hexdigest() != digest:
+        raise LogDamaged(f"snapshot {root} is another one than was recorded for it", file=str(root))
 
 
 def prune_snapshots(directory: Path, keep: Set[str]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from omnirelay.log.base import Frame
 from omnirelay.log.sqlite import SqliteLog
-from omnirelay.log.sqlite.restoring import History, read_history
+from omnirelay.log.sqlite.restoring import History, read_history, without_damaged_snapshots
 
 
 class Origin(Protocol):
@@ -30,9 +30,9 @@ class BackupOrigin:
     """A log as it lies in a directory, `data/namespace`."""
 
     def __init__(self, data: Path, namespace: str) -> None:
-        """Blocks for a moment. Raises LogDamaged, LogSchemaTooNew, LogUnavailable."""
+        """Blocks: it reads the snapshots. Raises LogDamaged, LogSchemaTooNew, LogUnavailable."""
         self._data = data
-        self.history = read_history(data, namespace)
+        self.history = without_damaged_snapshots(read_history(data, namespace))
 
     async def frames(self) -> AsyncIterator[Frame]:
         history = self.history

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from omnirelay.core.evolve import evolve
 from omnirelay.core.snapshot import digest, load
 from omnirelay.core.state import State
 from omnirelay.errors import LogDamaged, OmniRelayError
+from omnirelay.log.base import SnapshotRecord
 from omnirelay.log.frame import decode_frame
-from omnirelay.log.snapshots import read_snapshot
+from omnirelay.log.snapshots import read_recorded
 from omnirelay.log.sqlite import SqliteLog
 from omnirelay.log.sqlite.restoring import History
 
@@ -75,7 +77,8 @@ async def _replayed(log: SqliteLog, history: History, events: int, move: Callabl
                 shard=log.shard,
                 sequence=1,
             )
-        state = load(*read_snapshot(log.directory, snapshots[0].path))
+        state = load(*read_recorded(log.directory, snapshots[0]))
+    await asyncio.to_thread(_check_files, log.directory, snapshots)
     digests = {record.sequence: record.digest for record in snapshots}
     _compare(state, digests, log.shard)
     done = 0
@@ -97,6 +100,12 @@ async def _replayed(log: SqliteLog, history: History, events: int, move: Callabl
             done += frame.count
             move(done, events)
     return state
+
+
+def _check_files(directory: Path, snapshots: list[SnapshotRecord]) -> None:
+    """The files of every snapshot have to be what the log has recorded. Raises LogDamaged naming one that is not."""
+    for record in snapshots:
+        deque(read_recorded(directory, record)[1], maxlen=0)
 
 
 def _compare(state: State, digests: dict[int, str], shard: str) -> None:

@@ -12,7 +12,7 @@ import apsw
 from omnirelay.errors import InvalidArgument, LogDamaged, LogUnavailable, OmniRelayError
 from omnirelay.log.failpoints import hit
 from omnirelay.log.files import make_directories, sync_directory, sync_file
-from omnirelay.log.snapshots import read_snapshot, write_snapshot
+from omnirelay.log.snapshots import read_recorded, write_snapshot
 from omnirelay.log.sqlite.connection import connect, connect_reader, transaction, translate
 from omnirelay.log.sqlite.paths import LogPaths
 from omnirelay.log.sqlite.reader import read_view
@@ -80,8 +80,7 @@ def _copy_snapshots(connection: apsw.Connection, paths: LogPaths, copy: LogPaths
     copied = 0
     for record in read_snapshots(connection):
         try:
-            header, chunks = read_snapshot(paths.directory, record.path)
-            write_snapshot(copy.directory, record.sequence, header, chunks)
+            write_snapshot(copy.directory, record.sequence, *read_recorded(paths.directory, record))
             copied += 1
         except LogDamaged:
             connection.execute(_DELETE_SNAPSHOT, (record.sequence,))

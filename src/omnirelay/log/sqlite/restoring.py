@@ -7,6 +7,7 @@ nobody can tell whether the place it comes from had the end of the history, so t
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ from omnirelay.errors import LogDamaged
 from omnirelay.log.base import Anchor, Frame, SnapshotRecord
 from omnirelay.log.chain import Link, follow
 from omnirelay.log.files import make_directories, sync_directory, sync_file
-from omnirelay.log.snapshots import read_snapshot, write_snapshot
+from omnirelay.log.snapshots import read_recorded, write_snapshot
 from omnirelay.log.sqlite.backup import RESTORED_BACKUP
 from omnirelay.log.sqlite.building import Contents, build
 from omnirelay.log.sqlite.checks import check_identity, highest_known
@@ -80,6 +81,26 @@ def read_history(data: Path, namespace: str) -> History:
             connection.close()
 
 
+def without_damaged_snapshots(history: History) -> History:
+    """The same without the snapshots whose files are not what was recorded. Blocks: it reads them all.
+
+    Nobody misses them as long as the frames, or another one, say what the state was. Raises LogDamaged otherwise.
+    """
+    kept: list[SnapshotRecord] = []
+    damage: LogDamaged | None = None
+    for record in history.snapshots:
+        assert history.directory is not None
+        try:
+            deque(read_recorded(history.directory, record)[1], maxlen=0)
+        except LogDamaged as error:
+            damage = damage or error
+        else:
+            kept.append(record)
+    if damage is not None and not kept and history.anchor.sequence > 0:
+        raise damage
+    return msgspec.structs.replace(history, snapshots=tuple(kept))
+
+
 def build_log(data: Path, history: History, frames: Iterable[Frame]) -> None:
     """Write the log to `data/SHARD`, synced. Every frame is checked; blocking and long: call it in a thread.
 
@@ -89,7 +110,7 @@ def build_log(data: Path, history: History, frames: Iterable[Frame]) -> None:
     make_directories(paths.directory)
     for record in history.snapshots:
         assert history.directory is not None
-        write_snapshot(paths.directory, record.sequence, *read_snapshot(history.directory, record.path))
+        write_snapshot(paths.directory, record.sequence, *read_recorded(history.directory, record))
     end = history.end
     head = HeadRow(
         history.epoch, end.generation, end.sequence, end.chain, history.time_ms, history.reason, history.highest_known

@@ -5,7 +5,7 @@ A log that was trimmed says nothing without a snapshot: there must be one whose 
 
 from __future__ import annotations
 
-from hashlib import sha256
+from collections import deque
 from pathlib import Path
 
 import apsw
@@ -13,7 +13,7 @@ import apsw
 from omnirelay.errors import LogDamaged
 from omnirelay.log.base import Anchor, Position, SnapshotRecord, VerifyReport
 from omnirelay.log.frame import decode_frame
-from omnirelay.log.snapshots import read_snapshot
+from omnirelay.log.snapshots import read_recorded
 from omnirelay.log.sqlite.checks import check_end, check_witness
 from omnirelay.log.sqlite.paths import LogPaths
 from omnirelay.log.sqlite.reader import FrameReader, read_view
@@ -84,7 +84,7 @@ class Verification:
         damage: LogDamaged | None = None
         for record in self._needed:
             try:
-                _check_files(directory, record)
+                deque(read_recorded(directory, record)[1], maxlen=0)
             except LogDamaged as error:
                 damage = damage or error
             else:
@@ -96,13 +96,3 @@ class Verification:
                 shard=self._shard,
                 file=damage.details["file"],
             )
-
-
-def _check_files(directory: Path, record: SnapshotRecord) -> None:
-    header, chunks = read_snapshot(directory, record.path)
-    running = sha256(header)
-    for chunk in chunks:
-        running.update(chunk)
-    if running.hexdigest() != record.digest:
-        path = directory / record.path
-        raise LogDamaged(f"snapshot {path} is another one than was recorded for it", file=str(path))
