@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +14,20 @@ from tests.property.strategies import profile
 PAYLOAD = payload()
 
 
+BY_TIME = pytest.mark.parametrize("by_time", [False, True])
+
+
 def item(sequence_id: int, stamp: int) -> Item:
     return Item(sequence_id, PAYLOAD, READY, stamp, 1, 5, 1, None, 0, None, 0, None, sequence_id)
+
+
+def enter(queue: OrderedQueue, model: Sorted, key: int, entering: Item, by_time: bool) -> None:
+    if by_time:
+        entering.not_before = key
+    else:
+        entering.order = key
+    queue.push(entering)
+    model.entries.append((key, entering.sequence_id, entering))
 
 
 class Sorted:
@@ -39,22 +52,21 @@ STEPS = st.lists(
 )
 
 
+@BY_TIME
 @profile(300)
 @given(steps=STEPS)
-def test_the_queue_is_in_order_whatever_enters_and_leaves(steps: list[tuple[str, int]]) -> None:
+def test_the_queue_is_in_order_whatever_enters_and_leaves(by_time: bool, steps: list[tuple[str, int]]) -> None:
     """Ids come in any order, as those of retried items do, and keys tie often, as deadlines of a batch do."""
-    queue, model = OrderedQueue(), Sorted()
+    queue, model = OrderedQueue(by_time=by_time), Sorted()
     for number, (what, value) in enumerate(steps, start=1):
         if what == "enter":
             entering = item(value // 7 * 1_000 + number, number * 1_000)
-            queue.push(value % 7, entering)
-            model.entries.append((value % 7, entering.sequence_id, entering))
+            enter(queue, model, value % 7, entering, by_time)
         else:
             count = min(value if what == "leave many" else 1, len(model.entries))
             left = [_leave(queue, model, value, number * 1_000 + step) for step in range(count)]
             if what == "move" and left:
-                queue.push(value % 7, left[0])
-                model.entries.append((value % 7, left[0].sequence_id, left[0]))
+                enter(queue, model, value % 7, left[0], by_time)
         _compare(queue, model)
 
 
@@ -65,14 +77,14 @@ def _leave(queue: OrderedQueue, model: Sorted, place: int, stamp: int) -> Item:
     return leaving
 
 
+@BY_TIME
 @profile(30)
 @given(keys=st.lists(st.integers(0, 1_000), min_size=200, max_size=400), stride=st.sampled_from([1, 7, 101]))
-def test_a_long_queue_is_cleaned_up_without_losing_its_order(keys: list[int], stride: int) -> None:
-    queue, model = OrderedQueue(), Sorted()
+def test_a_long_queue_is_cleaned_up_without_losing_its_order(by_time: bool, keys: list[int], stride: int) -> None:
+    queue, model = OrderedQueue(by_time=by_time), Sorted()
     for number, key in enumerate(keys):
         entering = item(number, number)
-        queue.push(key, entering)
-        model.entries.append((key, number, entering))
+        enter(queue, model, key, entering, by_time)
     for step in range(len(keys)):
         _leave(queue, model, step * stride, len(keys) + step)
         if len(model.entries) % 10 == 0:
@@ -90,3 +102,27 @@ def _compare(queue: OrderedQueue, model: Sorted) -> None:
     for key, count in ((2, 3), (4, 1_000)):
         due = [entry[1] for entry in order if entry[0] <= key][:count]
         assert [each.sequence_id for each in queue.up_to(key, count)] == due
+
+
+@profile(200)
+@given(steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 9)), max_size=120))
+def test_items_that_go_from_queue_to_queue_are_in_one_of_them(steps: list[tuple[int, int, int]]) -> None:
+    """As those that change between lanes and keys do, with other orders: nobody is taken for what it left behind."""
+    queues, models = [OrderedQueue() for _ in range(3)], [Sorted() for _ in range(3)]
+    everything = [item(number, number) for number in range(6)]
+    where: dict[int, int] = {}
+    for number, (to, which, key) in enumerate(steps, start=100):
+        moving = everything[which]
+        at = where.pop(which, None)
+        if at is not None:
+            models[at].entries = [entry for entry in models[at].entries if entry[2] is not moving]
+            if queues[at].first() is moving and key % 2:
+                queues[at].take_first()
+            else:
+                moving.stamp = number
+                queues[at].left(moving)
+        if to < 3:
+            where[which] = to
+            enter(queues[to], models[to], key, moving, by_time=False)
+        for queue, model in zip(queues, models, strict=True):
+            _compare(queue, model)

@@ -109,7 +109,7 @@ def take_in(
         state.schedule.enter(item, shared, resource_id, partition_key, attributes, now_ms)
     else:
         item.state = DELAYED
-        state.delayed.push(not_before, item)
+        state.delayed.push(item)
         state.schedule.admit(item, now_ms)
     return item
 

@@ -192,7 +192,7 @@ def _back_to_pending(state: State, item: Item, not_before: int | None, stamp: in
         state.ready.enter(item)
     else:
         item.state = DELAYED
-        state.delayed.push(not_before, item)
+        state.delayed.push(item)
 
 
 def _come_back(state: State, item: Item, not_before: int | None, event: ev.Failed | ev.Released | ev.Expired) -> None:

@@ -87,7 +87,7 @@ class Lease:
 class Item:
     """One piece of work, from its enqueue until it is forgotten.
 
-    `stamp` is the number of the event that put the item where it is now: queues recognise by it
+    `stamp` is the number of the event that put the item where it is now: heaps recognise by it
     whether an entry still stands. `size` is what the item counts against byte capacities. `order` is its place among
     others: its sequence id, or a later one when it was redriven to the tail of a queue.
     """
@@ -101,6 +101,7 @@ class Item:
         "not_before",
         "order",
         "payload",
+        "place",
         "priority",
         "request_key",
         "sequence_id",
@@ -143,6 +144,8 @@ class Item:
         self.lease: Lease | None = None
         self.trail: Trail | None = None
         self.ended_at = 0
+        self.place = 0
+        """What queues mark it with."""
 
     def with_trail(self) -> Trail:
         trail = self.trail

@@ -1,10 +1,10 @@
-"""A queue ordered by key that is O(1) when keys arrive in order, and O(log n) otherwise.
+"""A queue in order that is O(1) when items arrive in order, and O(log n) otherwise.
 
-Items mostly come in order: ids rise, deadlines rise. Those go to the end of a list. What comes
-out of order (a retry, a released item, a shorter lease) goes to a heap beside it; the first of
-the queue is the smaller of the two heads. Nothing is searched for: an item that leaves from the
-middle just changes its `stamp`, which makes its entry stale, and stale entries are dropped when
-they reach a head or when they outnumber the live ones.
+Items mostly come in order: ids rise, and so do the ends of delays. Those go to the end of a list, the run. What comes
+out of order (a retry, a released item, a shorter delay) goes to a heap beside it; the first of the queue is the smaller
+of the two heads. Nothing is searched for: an item that leaves from the middle stays where it is in the run, marked as
+left behind, and is dropped when it reaches a head, an end, or when those outnumber the others. Its entry in a heap
+is known to be stale by the item's stamp, which has changed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from typing import Any, Final, TypeAlias
 from omnirelay.core.items import Item
 
 Entry: TypeAlias = tuple[Any, ...]
-"""(key, sequence id, stamp, item). Live while the item bears this stamp; no two entries share the first three. The type
-says no more, because compiled code would take every entry apart that it only looks at."""
+"""(key, sequence id, stamp, item), in a heap. Live while the item bears this stamp; no two entries share the first
+three. The type says no more, because compiled code would take every entry apart that it only looks at."""
+
+_BY_ORDER: Final = 1
+_BY_TIME: Final = 4
+"""What marks an item that is in the run of such a queue. The next bit marks one that a run still holds although it
+left; until it is dropped there, it goes to heaps, or the run would take it for one that is in."""
 
 _SLACK: Final = 64
 """Stale entries tolerated before a clean-up, so that small queues never pay for one."""
-
-_GONE: Final[Entry] = ()
-"""In the place of an entry that was first."""
 
 # What most pushes and takes ask for; compiled code would look a name up in its module each time.
 _heappop: Final = heappop
@@ -32,76 +34,123 @@ _heappush: Final = heappush
 
 
 class OrderedQueue:
-    """`push` when an item enters the place, `left` right after its stamp has changed.
+    """By the order of items, or by the time they are delayed to. `push` when an item enters the place, `left` right
+    after its stamp has changed. An item is in at most one queue of each sort.
 
     An item that is alone has no entry: there are thousands of queues, and most never hold a second one.
     """
 
-    __slots__ = ("_alone", "_alone_key", "_heap", "_run", "_start", "live")
+    __slots__ = ("_alone", "_heap", "_mark", "_run", "_start", "live")
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_time: bool = False) -> None:
+        self._mark = _BY_TIME if by_time else _BY_ORDER
         self._alone: Item | None = None
-        self._alone_key = 0
-        self._run: list[Entry] | None = None
-        """Entries in order from `_start` on. Where keys have queues there are too many for a deque in each."""
+        self._run: list[Any] | None = None
+        """Items in order from `_start` on, of which the first is in the queue. Where keys have queues there are too
+        many for a deque in each."""
         self._start = 0
         self._heap: list[Entry] | None = None
         self.live = 0
 
-    def push(self, key: int, item: Item) -> None:
+    def _key(self, item: Item) -> int:
+        if self._mark == _BY_ORDER:
+            return item.order
+        time = item.not_before
+        assert time is not None, "only what is delayed is in a queue by time"
+        return time
+
+    def _precedes(self, one: Item, other: Item) -> bool:
+        key = self._key(one)
+        limit = self._key(other)
+        return key < limit or (key == limit and one.sequence_id < other.sequence_id)
+
+    # -- coming --------------------------------------------------------------------------------
+
+    def push(self, item: Item) -> None:
         live = self.live
         self.live = live + 1
         if not live:
             self._alone = item
-            self._alone_key = key
             return
-        number: Any = key
-        same = key == item.sequence_id  # In a lane, mostly; compiled code would make two objects of it.
-        entry: Entry = (number, number if same else item.sequence_id, item.stamp, item)
+        alone = self._alone
+        if alone is not None:
+            self._alone = None
+            self._line_up(alone)
+        self._line_up(item)
+
+    def _line_up(self, item: Item) -> None:
+        mark = self._mark
+        if item.place & (mark << 1):
+            self._put_in_heap(item)
+            return
         run = self._run
         if run is None:
-            alone = self._alone
-            if alone is None:
-                self._run = [entry]
-                return
-            run = self._run = [(self._alone_key, alone.sequence_id, alone.stamp, alone)]
-            self._alone = None
-        last = run[-1]
-        last_key: int = last[0]
-        if last_key < key or last < entry:
-            run.append(entry)
+            self._run = [item]
         else:
-            self._push_aside(run, entry)
+            last: Item = run[-1]
+            if not last.place & mark:
+                last = self._drop_last(run)
+            if not self._precedes(last, item):
+                self._push_aside(run, last, item)
+                return
+            run.append(item)
+        item.place |= mark
 
-    def _push_aside(self, run: list[Entry], entry: Entry) -> None:
+    def _drop_last(self, run: list[Any]) -> Item:
+        """Drop what was left behind at the end; returns the last that is in, as the first always is."""
+        mark = self._mark
+        while True:
+            last: Item = run[-1]
+            if last.place & mark:
+                return last
+            last.place &= ~(mark << 1)
+            run.pop()
+
+    def _push_aside(self, run: list[Any], last: Item, item: Item) -> None:
         """Out of order: one of the two goes to the heap. When only the last of the run is in the way, it is that one
         (a delay that is longer than most, say), or all that come after it would be out of order too."""
-        if len(run) - self._start == 1 or run[-2] < entry:
-            last = run[-1]
-            run[-1] = entry
-            entry = last
+        mark = self._mark
+        only_last = len(run) - self._start == 1
+        if not only_last:
+            before: Item = run[-2]
+            only_last = bool(before.place & mark) and self._precedes(before, item)
+        if only_last:
+            run[-1] = item
+            item.place |= mark
+            last.place &= ~mark
+            item = last
+        self._put_in_heap(item)
+
+    def _put_in_heap(self, item: Item) -> None:
+        entry: Entry = (self._key(item), item.sequence_id, item.stamp, item)
         if self._heap is None:
             self._heap = [entry]
         else:
             _heappush(self._heap, entry)
 
+    # -- leaving -------------------------------------------------------------------------------
+
     def left(self, item: Item) -> None:
         """The item has a new stamp: drop it if it was first, and stale heads, so that readers need not look."""
         self.live = live = self.live - 1
+        if self._alone is not None:
+            self._alone = None
+            return
         run = self._run
-        if run is not None:
+        mark = self._mark
+        place = item.place
+        if run is not None and place & mark:
             start = self._start
-            first: Item = run[start][3]
-            if first is item:
-                run[start] = _GONE
+            if run[start] is item:
+                run[start] = None
+                item.place = place & ~mark
                 self._start = start = start + 1
                 if 2 * start > len(run):
                     self._trim(run)
                 elif self._heap is None and len(run) - start == live:
                     return
-        elif self._alone is not None:
-            self._alone = None
-            return
+            else:
+                item.place = (place & ~mark) | (mark << 1)
         self._settle(live)
 
     def take_first(self) -> None:
@@ -111,22 +160,33 @@ class OrderedQueue:
             self._alone = None
             return
         run, heap = self._run, self._heap
-        if run is not None and not (heap is not None and heap[0] < run[self._start]):
-            self._drop_first(run)
+        if run is not None and not (heap is not None and self._heap_is_first(heap, run)):
+            self._drop_first(run, self._mark)
         elif heap is not None:
             _heappop(heap)
             if not heap:
                 self._heap = None
         self._settle(live)
 
-    def _drop_first(self, run: list[Entry]) -> None:
+    def _heap_is_first(self, heap: list[Entry], run: list[Any]) -> bool:
+        first: Item = run[self._start]
+        limit = self._key(first)
+        entry = heap[0]
+        key: int = entry[0]
+        number: int = entry[1]
+        return key < limit or (key == limit and number < first.sequence_id)
+
+    def _drop_first(self, run: list[Any], mark: int) -> None:
+        """Take the first out of the run, and what marks it off the item."""
         start = self._start
-        run[start] = _GONE
+        first: Item = run[start]
+        first.place &= ~mark
+        run[start] = None
         self._start = start = start + 1
         if 2 * start > len(run):
             self._trim(run)
 
-    def _trim(self, run: list[Entry]) -> None:
+    def _trim(self, run: list[Any]) -> None:
         """Half of the run is gone."""
         start = self._start
         if start == len(run):
@@ -144,8 +204,12 @@ class OrderedQueue:
             entries += len(heap)
         if entries == live:
             return
-        while run is not None and _is_stale(run[self._start]):
-            self._drop_first(run)
+        mark = self._mark
+        while run is not None:
+            first: Item = run[self._start]
+            if first.place & mark:
+                break
+            self._drop_first(run, mark << 1)
             run = self._run
             entries -= 1
         if heap is not None:
@@ -157,6 +221,33 @@ class OrderedQueue:
         if entries > 2 * live + _SLACK:
             self._compact()
 
+    def _compact(self) -> None:
+        mark = self._mark
+        behind = mark << 1
+        run: list[Any] = []
+        for item in islice(self._run or (), self._start, None):
+            if item.place & mark:
+                run.append(item)
+            else:
+                item.place &= ~behind
+        heap = [entry for entry in self._heap or () if not _is_stale(entry)]
+        if len(heap) > len(run):
+            # Mostly out of order by now (a mass retry, say): sorting once makes the rest O(1) again.
+            run += [entry[3] for entry in heap if not entry[3].place & behind]
+            run.sort(key=self._place)
+            for item in run:
+                item.place |= mark
+            heap = [entry for entry in heap if entry[3].place & behind]
+        heapify(heap)
+        self._run = run or None
+        self._start = 0
+        self._heap = heap or None
+
+    def _place(self, item: Item) -> tuple[int, int]:
+        return self._key(item), item.sequence_id
+
+    # -- looking -------------------------------------------------------------------------------
+
     def first(self) -> Item | None:
         run = self._run
         heap = self._heap
@@ -164,56 +255,42 @@ class OrderedQueue:
         if heap is None:
             if run is None:
                 return self._alone
-            first = run[self._start][3]
-        elif run is None or heap[0] < run[self._start]:
+            first = run[self._start]
+        elif run is None or self._heap_is_first(heap, run):
             first = heap[0][3]
         else:
-            first = run[self._start][3]
+            first = run[self._start]
         return first
 
     def first_key(self) -> int | None:
         """The smallest key, or None when the queue is empty."""
-        for entry in self._in_order():
-            key: int = entry[0]
-            return key
-        return None
+        first = self.first()
+        return None if first is None else self._key(first)
 
     def __iter__(self) -> Iterator[Item]:
-        """Live items in order, read lazily and without changing anything: O(log n) for each one taken."""
-        for entry in self._in_order():
-            if not _is_stale(entry):
-                yield entry[3]
-
-    def up_to(self, key: int, count_max: int) -> list[Item]:
-        """At most `count_max` live items whose key is not above `key`, in order."""
-        found: list[Item] = []
-        for entry in self._in_order():
-            if entry[0] > key or len(found) >= count_max:
-                break
-            if not _is_stale(entry):
-                found.append(entry[3])
-        return found
-
-    def _in_order(self) -> Iterator[Entry]:
-        """All entries, stale ones among them."""
+        """Items in order, read lazily and without changing anything: O(log n) for each one taken."""
         alone = self._alone
         if alone is not None:
-            return iter([(self._alone_key, alone.sequence_id, alone.stamp, alone)])
-        entries: Iterator[Entry] = iter(()) if self._run is None else islice(self._run, self._start, None)
-        return entries if self._heap is None else merge(entries, _in_order(self._heap))
+            return iter([alone])
+        items = iter(()) if self._run is None else self._in_run(self._run)
+        if self._heap is None:
+            return items
+        return merge(items, _in_order(self._heap), key=self._place)
 
-    def _compact(self) -> None:
-        entries = list(islice(self._run or (), self._start, None))
-        run = [entry for entry in entries if not _is_stale(entry)]
-        heap = [entry for entry in self._heap or () if not _is_stale(entry)]
-        if len(heap) > len(run):
-            # Mostly out of order by now (a mass retry, say): sorting once makes the rest O(1) again.
-            run = sorted(run + heap)
-            heap = []
-        heapify(heap)
-        self._run = run or None
-        self._start = 0
-        self._heap = heap or None
+    def _in_run(self, run: list[Any]) -> Iterator[Item]:
+        mark = self._mark
+        for item in islice(run, self._start, None):
+            if item.place & mark:
+                yield item
+
+    def up_to(self, key: int, count_max: int) -> list[Item]:
+        """At most `count_max` items whose key is not above `key`, in order."""
+        found: list[Item] = []
+        for item in self:
+            if self._key(item) > key or len(found) >= count_max:
+                break
+            found.append(item)
+        return found
 
 
 def _is_stale(entry: Entry) -> bool:
@@ -222,12 +299,13 @@ def _is_stale(entry: Entry) -> bool:
     return item.stamp != stamp
 
 
-def _in_order(heap: list[Entry]) -> Iterator[Entry]:
+def _in_order(heap: list[Entry]) -> Iterator[Item]:
     """Walk a heap from its root, smallest first, without taking it apart."""
     frontier = [(heap[0], 0)]
     while frontier:
         entry, at = heappop(frontier)
-        yield entry
+        if not _is_stale(entry):
+            yield entry[3]
         for child in (2 * at + 1, 2 * at + 2):
             if child < len(heap):
                 heappush(frontier, (heap[child], child))

@@ -335,7 +335,7 @@ class Schedule:
         if item.weight > self._heaviest:
             self._heaviest = item.weight
         queue = lane.queue
-        queue.push(item.order, item)
+        queue.push(item)
         if queue.live == 1:
             share = lane.share
             share.filled += 1

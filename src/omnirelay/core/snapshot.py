@@ -259,8 +259,7 @@ def _load_items(state: State, items: list[Item]) -> None:
     for item in sorted(by_state[READY], key=lambda item: (item.stamp, item.sequence_id)):
         state.ready.enter(item)
     for item in sorted(by_state[DELAYED], key=lambda item: (item.not_before, item.sequence_id)):
-        assert item.not_before is not None
-        state.delayed.push(item.not_before, item)
+        state.delayed.push(item)
     leased = [(item.lease.deadline, item) for item in by_state[LEASED] if item.lease is not None]
     for deadline, item in leased:
         state.leased.enter(deadline, item)

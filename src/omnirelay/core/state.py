@@ -121,7 +121,7 @@ class State:
         self.items: dict[int, Item] = {}
         self.ready = Roster()
         self.schedule = Schedule(self.options)
-        self.delayed = OrderedQueue()
+        self.delayed = OrderedQueue(by_time=True)
         self.leased = Deadlines()
         self.live_bytes = 0
         self.finished: deque[Item] = deque()

@@ -27,7 +27,7 @@ class Waiting:
         queue = self._queues[level]
         if queue is None:
             queue = self._queues[level] = OrderedQueue()
-        queue.push(item.order, item)
+        queue.push(item)
         if not self.live or level < self._first:
             self._first = level
         self.live += 1
