@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import subprocess
@@ -13,7 +14,9 @@ from tests.cli.conftest import Relay
 from tests.patience import PATIENCE_S
 
 JOBS = """
-import time
+import multiprocessing
+import threading
+from pathlib import Path
 from omnirelay import GiveUp, Handlers
 
 handlers = Handlers()
@@ -26,6 +29,28 @@ def compact(job):
 @handlers.handle("bad")
 async def bad(job):
     raise GiveUp("no such bucket", error_code="jobs.bucket")
+
+def wait_for_ever():
+    threading.Event().wait()
+
+@handlers.handle("child")
+def end_a_child(job):
+    child = multiprocessing.get_context("fork").Process(target=wait_for_ever)
+    child.start()
+    child.terminate()
+    child.join(20)
+    child.kill()
+    return str(child.exitcode)
+
+@handlers.handle("stuck")
+def get_stuck(job):
+    Path("begun").touch()
+    wait_for_ever()
+
+@handlers.handle("blocked")
+async def block_the_loop(job):
+    Path("begun").touch()
+    wait_for_ever()
 """
 
 
@@ -48,14 +73,60 @@ def test_a_worker_works_shows_that_it_lives_and_stops_on_sigterm(relay: Relay, t
     assert (done["state"], done["result"]) == ("completed", "eyJvZiI6ImEifQ==")
     dead = relay.ok("get", bad, "--wait", "2m", "-o", "json").json["item"]
     assert (dead["state"], dead["lastError"]["code"]) == ("dead", "jobs.bucket")
-    while not alive.exists():
-        assert worker.poll() is None
-        threading.Event().wait(0.05)
+    wait_for(alive, worker)
     worker.send_signal(signal.SIGTERM)
     _, said = worker.communicate(timeout=PATIENCE_S)
     assert worker.returncode == 0, said
     assert "w-1 works on table, bad" in said
     assert "completed 1, failed 1" in said
+
+
+def wait_for(file: Path, worker: subprocess.Popen[str]) -> None:
+    while not file.exists():
+        assert worker.poll() is None
+        threading.Event().wait(0.05)
+
+
+def test_a_signal_to_a_child_of_a_handler_ends_the_child_and_not_the_worker(relay: Relay, tmp_path: Path) -> None:
+    worker = start_worker(relay, tmp_path, "jobs:handlers")
+    child = relay.ok("enqueue", "child", "c", "-o", "json").json["sequenceId"]
+    done = relay.ok("get", child, "--wait", "2m", "-o", "json").json["item"]
+    assert base64.b64decode(done["result"]) == b"-15"
+    after = relay.enqueue("a")
+    assert relay.ok("get", after, "--wait", "2m", "-o", "json").json["item"]["state"] == "completed"
+    worker.terminate()
+    _, said = worker.communicate(timeout=PATIENCE_S)
+    assert (worker.returncode, "completed 2" in said) == (0, True), said
+
+
+def test_a_second_signal_ends_a_worker_whose_event_loop_a_handler_blocks(relay: Relay, tmp_path: Path) -> None:
+    worker = start_worker(relay, tmp_path, "jobs:handlers")
+    relay.ok("enqueue", "blocked", "b")
+    wait_for(tmp_path / "begun", worker)
+    worker.send_signal(signal.SIGTERM)
+    worker.send_signal(signal.SIGINT)  # Another one: the same would not count twice before it is looked at.
+    _, said = worker.communicate(timeout=PATIENCE_S)
+    assert worker.returncode in (130, 143), said
+
+
+def test_a_worker_ends_after_its_budget_though_a_handler_in_a_thread_goes_on(relay: Relay, tmp_path: Path) -> None:
+    worker = start_worker(relay, tmp_path, "jobs:handlers", "--stop-budget", "100ms")
+    stuck = relay.ok("enqueue", "stuck", "s", "-o", "json").json["sequenceId"]
+    wait_for(tmp_path / "begun", worker)
+    worker.terminate()
+    _, said = worker.communicate(timeout=PATIENCE_S)
+    assert worker.returncode == 0, said
+    assert "1 handler does not stop and is cut off" in said
+    assert relay.ok("get", stuck, "-o", "json").json["item"]["state"] == "leased"
+
+
+def test_a_worker_stops_in_order_at_sighup(relay: Relay, tmp_path: Path) -> None:
+    worker = start_worker(relay, tmp_path, "jobs:handlers")
+    done = relay.enqueue("a")
+    relay.ok("get", done, "--wait", "2m")
+    worker.send_signal(signal.SIGHUP)
+    _, said = worker.communicate(timeout=PATIENCE_S)
+    assert (worker.returncode, "completed 1" in said) == (0, True), said
 
 
 def test_a_liveness_file_that_cannot_be_written_is_refused_at_once(relay: Relay, tmp_path: Path) -> None:

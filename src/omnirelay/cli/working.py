@@ -56,7 +56,9 @@ def work(
     url: Url = DEFAULT_URL,
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
-    """Run a worker. SIGTERM lets running jobs finish, within --stop-budget, and releases the rest."""
+    """Run a worker. SIGTERM lets running jobs finish, within --stop-budget, and releases the rest; a second one ends it
+    at once.
+    """
     import asyncio
 
     from omnirelay.node.logs import set_up_logs
@@ -77,12 +79,14 @@ def work(
         stop_budget_ms=budget,
     )
     note(f"{worker.peer_id} works on {', '.join(handlers.patterns)} from {url} ({namespace}); ctrl-C stops it")
-    asyncio.run(_run(worker, liveness_file))
+    asyncio.run(_run(worker, liveness_file, budget))
     counts = worker.counts
     note(
         f"completed {counts.completed}, failed {counts.failed}, released {counts.released}, "
         f"lost {counts.lost}, cancelled {counts.cancelled}"
     )
+    if worker.left_running:
+        _cut_off(worker.left_running)
 
 
 def find_handlers(registry: str) -> Handlers:
@@ -114,13 +118,31 @@ def _check_writable(path: Path) -> None:
         raise usage(f"--liveness-file cannot be written: {error}") from None
 
 
-async def _run(worker: Worker, liveness_file: Path | None) -> None:
+def _cut_off(left: int) -> None:
+    """End the process under the threads that are left. Python would wait for them, and their leases are not kept."""
+    import logging
+    import os
+
+    note(f"{left} handler{' does not stop and is' if left == 1 else 's do not stop and are'} cut off; leases run out")
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+async def _run(worker: Worker, liveness_file: Path | None, budget_ms: int) -> None:
     import asyncio
-    import signal
+
+    from omnirelay.cli.worker_signals import stop_on_signals
+
+    def stop() -> None:
+        if running := worker.health().running:
+            jobs = "1 job gets" if running == 1 else f"{running} jobs get"
+            note(f"stopping; {jobs} {budget_ms / 1000:g}s to finish, a second signal cuts off at once")
+        worker.stop()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, worker.stop)
+    stop_on_signals(stop)
     probe = None if liveness_file is None else loop.create_task(_show_liveness(worker, liveness_file))
     try:
         await worker.run()

@@ -1,7 +1,7 @@
 """`Worker`: leases work, runs handlers, keeps the leases alive, acknowledges.
 
     worker = Worker(handlers, url="http://127.0.0.1:7070", concurrency=8)
-    await worker.run()          # until worker.stop() or, with run_worker, a signal
+    await worker.run()          # until worker.stop() or, with `omnirelay work`, a signal
 
 Async handlers run in the caller's event loop, others in threads; the leases are kept in a thread of their own, so a
 handler that blocks loses nothing. A handler is told to stop as soon as its lease is lost or its item is cancelled: an
@@ -141,6 +141,7 @@ class Worker:
         self._keeper: Keeper | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="omnirelay-handler")
+        self._in_threads: set[Job] = set()
         self._waiting: deque[Kept] = deque()
         self._jobs: dict[str, _Running] = {}
         self._stopping = asyncio.Event()
@@ -213,6 +214,13 @@ class Worker:
         ok = silent_ms <= self._silent_ms_max
         reason = "" if ok else f"the node has not answered for {silent_ms} ms: {keeper.last_error or 'silence'}"
         return Health(ok, reason, silent_ms, len(self._jobs), len(self._waiting))
+
+    @property
+    def left_running(self) -> int:
+        """Handlers that run in threads now. After `run` those are the ones that did not stop: their leases are no more
+        kept, and Python waits for them when the process ends.
+        """
+        return len(self._in_threads)
 
     # -- what the keeper says, in its thread ---------------------------------------------------
 
@@ -348,7 +356,7 @@ class Worker:
         if handler.is_async:
             return await handler.call(job)
         assert self._loop is not None
-        running = self._loop.run_in_executor(self._threads, _result_or_error, handler.call, job)
+        running = self._loop.run_in_executor(self._threads, self._result_or_error, handler.call, job)
         try:
             result, error = await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -364,6 +372,16 @@ class Worker:
             raise error
         # A plain function around an async one: what it made is run where async handlers are.
         return await result if isawaitable(result) else result
+
+    def _result_or_error(self, call: Callable[[Job], Any], job: Job) -> tuple[Any, BaseException | None]:
+        """In the handler's thread. An error goes back as a value: a future that is given a StopIteration never ends."""
+        self._in_threads.add(job)
+        try:
+            return call(job), None
+        except BaseException as error:
+            return None, error
+        finally:
+            self._in_threads.discard(job)
 
     def _completion(self, job: Job, result: Any) -> StreamAck:
         data, encoding = _encoded(result)
@@ -402,14 +420,6 @@ class Worker:
 def _check_number(name: str, value: Any, least: int) -> None:
     if type(value) is not int or value < least:
         raise InvalidArgument(f"{name} must be a whole number, at least {least}, not {value!r}", field=name)
-
-
-def _result_or_error(call: Callable[[Job], Any], job: Job) -> tuple[Any, BaseException | None]:
-    """In the handler's thread. An error goes back as a value: a future that is given a StopIteration never ends."""
-    try:
-        return call(job), None
-    except BaseException as error:
-        return None, error
 
 
 def _text_of(error: BaseException) -> str:
