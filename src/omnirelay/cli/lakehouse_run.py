@@ -125,7 +125,10 @@ def rebuild(
     master: Master = "local[*]",
     output: Output = Format.TABLE,
 ) -> None:
-    """Remove the tables and make them anew from the segments there are. Events that no segment holds are gone then."""
+    """Remove the tables and make them anew from the segments there are. Events that no segment holds are gone then.
+
+    The segments are looked at first: where no event can be read, the tables stay as they are.
+    """
     if not yes:
         raise typer.BadParameter("say --yes: the tables are removed first, and only what segments hold comes back")
     with _pipeline(Route(source, read_options(option), warehouse, kind, master)) as pipeline:

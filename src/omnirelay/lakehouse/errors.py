@@ -21,6 +21,12 @@ class TablesMissing(FailedPrecondition):
     default_code = "error.lakehouse.tables_missing"
 
 
+class NothingToRebuild(FailedPrecondition):
+    """The tables are to be made anew, and the segments hold nothing to make them of."""
+
+    default_code = "error.lakehouse.nothing_to_rebuild"
+
+
 def needs_extra(error: ImportError) -> SparkUnusable:
     """The error for a library that is not installed."""
     return SparkUnusable(f"the lakehouse needs a library that is not installed ({error.name or error}): {EXTRA}")

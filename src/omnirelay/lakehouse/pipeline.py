@@ -14,7 +14,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,9 +25,10 @@ from pyspark.sql import SparkSession
 
 from omnirelay.errors import DataLoss
 from omnirelay.lakehouse import bronze
-from omnirelay.lakehouse.bronze_source import Refused, find_new
+from omnirelay.lakehouse.bronze_source import Refused, ShardPlan, find_new
+from omnirelay.lakehouse.errors import NothingToRebuild
 from omnirelay.lakehouse.formats import open_tables, overtaken
-from omnirelay.lakehouse.progress import Progress, commit_number, events_between, events_in, within
+from omnirelay.lakehouse.progress import NOTHING, Progress, commit_number, events_between, events_in, within
 from omnirelay.lakehouse.sizing import FEW_EVENTS, Sizing
 from omnirelay.lakehouse.steps import Steps
 from omnirelay.lakehouse.tables import EVENTS, GOLD, LEASES, SILVER, TABLES, Table
@@ -101,8 +103,10 @@ class Pipeline:
 
     def run(self) -> Summary:
         """Take in what is new and bring every table up to it. Commits nothing when there is nothing new."""
-        began = time.monotonic()
-        summary = self.ingest()
+        return self._followed(time.monotonic(), self.ingest())
+
+    def _followed(self, began: float, summary: Summary) -> Summary:
+        """Bring every table to where bronze is; the summary of the whole run."""
         while not self._stopping() and (found := self._target()) is not None:
             target, new = found
             self._bring_all(target, new, summary)
@@ -139,11 +143,24 @@ class Pipeline:
         return place
 
     def rebuild(self) -> Summary:
-        """Make every table anew from the segments there are."""
-        # The last first: what a table is made of goes behind it, so that a run after half of this goes on from there.
-        for table in reversed(TABLES):
-            self.tables.drop(table)
-        return self.run()
+        """Make every table anew from the segments there are.
+
+        They are looked at before anything is removed: where no event can be read, the tables stay as they are. Raises
+        NothingToRebuild then, and what else `run` raises for a source.
+        """
+        began = time.monotonic()
+        with _staging() as staging:
+            plans = self._look(NOTHING, staging)
+            if not any(plan.events for plan in plans) and any(map(self.tables.exists, TABLES)):
+                raise _nothing_to_rebuild(self._source, plans)
+            # The last first: what a table is made of goes behind it, so that a run after half of this goes on from
+            # there.
+            for table in reversed(TABLES):
+                self.tables.drop(table)
+            if self.tables.progress(EVENTS) != NOTHING:
+                raise overtaken(EVENTS)  # Somebody else has begun to fill it since.
+            summary = self._take(plans, NOTHING)
+        return self._followed(began, summary)
 
     def _timed(self, summary: Summary, table: Table, work: Callable[[], None]) -> None:
         name = f"{table.layer}.{table.name}"
@@ -159,22 +176,24 @@ class Pipeline:
 
     def ingest(self) -> Summary:
         """Only take in what is new; the other tables stay as they are."""
-        summary = Summary()
         after = self.tables.progress(EVENTS)
-        staging = Path(tempfile.mkdtemp(prefix="omnirelay-segments-"))
-        try:
-            plans = waited(find_new(self._source, after, staging, self._options))
-            summary.refused = [plan.refused for plan in plans if plan.refused is not None]
-            summary.newly_refused = bronze.quarantine(self.tables, summary.refused)
-            summary.segments = sum(len(plan.paths) for plan in plans)
-            upto = bronze.ends_of(plans, after)
-            self._sizing.suit(events_in(upto), events_between(after, upto))
-            rows = bronze.new_events(self.tables.spark, plans, after)
-            if rows is not None and upto != after:
-                self._timed(summary, EVENTS, lambda: self.tables.append(EVENTS, rows, upto))
-                summary.events = sum(plan.events for plan in plans)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+        with _staging() as staging:
+            return self._take(self._look(after, staging), after)
+
+    def _look(self, after: Progress, staging: Path) -> list[ShardPlan]:
+        return waited(find_new(self._source, after, staging, self._options))
+
+    def _take(self, plans: Sequence[ShardPlan], after: Progress) -> Summary:
+        summary = Summary()
+        summary.refused = [plan.refused for plan in plans if plan.refused is not None]
+        summary.newly_refused = bronze.quarantine(self.tables, summary.refused)
+        summary.segments = sum(len(plan.paths) for plan in plans)
+        upto = bronze.ends_of(plans, after)
+        self._sizing.suit(events_in(upto), events_between(after, upto))
+        rows = bronze.new_events(self.tables.spark, plans, after)
+        if rows is not None and upto != after:
+            self._timed(summary, EVENTS, lambda: self.tables.append(EVENTS, rows, upto))
+            summary.events = sum(plan.events for plan in plans)
         return summary
 
     # -- targets -------------------------------------------------------------------------------
@@ -197,3 +216,22 @@ class Pipeline:
         if any(place != begun for _, place in others):
             return begun, max(events_between(place, begun) for _, place in others)
         return None if commit_number(begun) == commit_number(newest) else (newest, events_between(begun, newest))
+
+
+@contextmanager
+def _staging() -> Iterator[Path]:
+    """Where segments that Spark cannot read where they are lie until they were taken."""
+    staging = Path(tempfile.mkdtemp(prefix="omnirelay-segments-"))
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _nothing_to_rebuild(source: str, plans: Sequence[ShardPlan]) -> NothingToRebuild:
+    refused = [f"{plan.refused.segment}: {plan.refused.reason}" for plan in plans if plan.refused is not None]
+    return NothingToRebuild(
+        f"no event can be read from the segments in {source}; the tables stay as they are"
+        + "".join(f"; {each}" for each in refused[:1]),
+        source=source,
+    )
