@@ -169,6 +169,18 @@ async def test_a_list_that_is_none_is_refused(tmp_path: Path, content: bytes, wo
         await find_backup(store, NAMESPACE)
 
 
+async def test_a_list_whose_words_are_not_those_that_were_written_is_refused(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path / "objects")
+    await put_backup(store, await copied(tmp_path), ABOUT)
+    path = tmp_path / "objects" / backup_key(NAMESPACE)
+    written = path.read_bytes()
+    path.write_bytes(written.replace(b'"leases.db"', b'"leases.dc"'))
+    with pytest.raises(SegmentsDamaged, match="its own digest is another"):
+        await find_backup(store, NAMESPACE)
+    path.write_bytes(written)
+    assert await find_backup(store, NAMESPACE) is not None
+
+
 async def test_a_list_cannot_lead_out_of_the_directory(tmp_path: Path) -> None:
     store = LocalObjectStore(tmp_path / "objects")
     evil = msgspec.structs.replace(ABOUT, files=(backups.BackedUpFile("../../evil", ()),))

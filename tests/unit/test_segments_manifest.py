@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -162,6 +163,22 @@ def test_a_manifest_that_is_not_what_was_written_is_refused(change: object, word
     assert callable(change)
     with pytest.raises(SegmentsDamaged, match=words):
         decode_manifest(change(data), key=key, shard=SHARD)
+
+
+def test_no_bit_of_a_manifest_changes_unnoticed() -> None:
+    written = manifest(levels=((entry(1),),), anchor=Before(0, "0f" * 32, 1))
+    data, key = encode_manifest(written), manifest_key(SHARD, 1)
+    for at in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[at // 8] ^= 1 << at % 8
+        with suppress(SegmentsDamaged):
+            found = decode_manifest(bytes(changed), key=key, shard=SHARD)
+            assert found == written, f"bit {at % 8} of byte {at // 8}"
+
+
+def test_a_manifest_from_before_there_were_seals_is_read() -> None:
+    data = msgspec.json.encode(manifest())
+    assert decode_manifest(data, key=manifest_key(SHARD, 1), shard=SHARD) == manifest()
 
 
 async def test_an_index_that_is_not_what_was_written_is_refused(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import msgspec
 from omnirelay.errors import AlreadyExists, NotFound, OmniRelayError, Unavailable
 from omnirelay.log.files import make_directories, sync_directory
 from omnirelay.segments.errors import ObjectMissing, SegmentsDamaged
+from omnirelay.segments.seals import is_intact, sealed
 from omnirelay.segments.store import ObjectStore
 
 PART_BYTES: Final = 32 * 1024 * 1024
@@ -109,7 +110,7 @@ async def _commit(store: ObjectStore, manifest: BackupManifest, prefix: str) -> 
     What the store says is not the last word: the answer may get lost, or a repetition on the way may meet the very
     object that the first attempt put there. Whose it is can be read, because no other backup has these parts.
     """
-    key, data = backup_key(manifest.shard), msgspec.json.encode(manifest)
+    key, data = backup_key(manifest.shard), sealed(msgspec.json.encode(manifest))
     failure: OmniRelayError | None = None
     try:
         if await store.put_if_absent(key, data):
@@ -163,7 +164,8 @@ async def find_backup(store: ObjectStore, shard: str) -> BackupManifest | None:
     """What is backed up of a shard, None when nothing is. Raises SegmentsDamaged."""
     key = backup_key(shard)
     try:
-        manifest = msgspec.json.decode(await store.get(key), type=BackupManifest)
+        data = await store.get(key)
+        manifest = msgspec.json.decode(data, type=BackupManifest)
     except ObjectMissing:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -172,6 +174,8 @@ async def find_backup(store: ObjectStore, shard: str) -> BackupManifest | None:
         raise _damaged(shard, key, f"has format {manifest.format_version}, which this version does not know; upgrade")
     if manifest.shard != shard:
         raise _damaged(shard, key, f"is of {manifest.shard!r}")
+    if not is_intact(data):
+        raise _damaged(shard, key, "is not what was written: its own digest is another")
     return manifest
 
 

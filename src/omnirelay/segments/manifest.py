@@ -19,6 +19,7 @@ import msgspec
 
 from omnirelay.log.chain import Link
 from omnirelay.segments.errors import SegmentsDamaged
+from omnirelay.segments.seals import is_intact, sealed
 
 FORMAT_VERSION: Final = 1
 FAN: Final = 64
@@ -168,7 +169,7 @@ _read_entries = msgspec.json.Decoder(tuple[Entry, ...]).decode
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    return msgspec.json.encode(manifest)
+    return sealed(msgspec.json.encode(manifest))
 
 
 def decode_manifest(data: bytes, *, key: str, shard: str) -> Manifest:
@@ -187,6 +188,13 @@ def decode_manifest(data: bytes, *, key: str, shard: str) -> Manifest:
     if manifest.shard != shard or manifest.version != version_of(key) or not manifest.levels:
         raise SegmentsDamaged(
             f"the manifest {key} says that it is version {manifest.version} of {manifest.shard!r}",
+            segment=key,
+            shard=shard,
+        )
+    if not is_intact(data):
+        raise SegmentsDamaged(
+            f"the manifest {key} is not what was written: its own digest is another; put a good copy back, or remove"
+            " it to go on from the version before it, and verify that",
             segment=key,
             shard=shard,
         )
