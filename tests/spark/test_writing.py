@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,9 +155,18 @@ def test_request_ids_differ_exactly_when_keys_do(pairs: list[tuple[Any, Any]]) -
     assert (one == other) == same
 
 
-def test_null_in_a_key_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="key column a is null"):
-        item_of(options_with("a"), {"a": None, "resource_id": "x"})
+def test_instant_in_a_key_is_the_same_in_every_time_zone() -> None:
+    """Spark hands instants over in the time zone of the session."""
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    there = noon.astimezone(timezone(timedelta(hours=1)))
+    assert request_id(options_with("a"), {"a": there}) == request_id(options_with("a"), {"a": noon})
+    assert request_id(options_with("a"), {"a": [{"at": there}]}) == request_id(options_with("a"), {"a": [{"at": noon}]})
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("-inf")])
+def test_key_that_tells_nothing_apart_is_refused(value: float | None) -> None:
+    with pytest.raises(InvalidArgument, match=r"key column a is (null|nan|-inf): such rows"):
+        item_of(options_with("a"), {"a": value, "resource_id": "x"})
 
 
 def test_rows_are_written_behind_a_pipeline_in_the_same_process(

@@ -17,6 +17,7 @@ sooner. The same key with another payload is refused.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -152,10 +153,23 @@ def request_id(options: WriteOptions, row: Mapping[str, Any]) -> str:
         value = row[name]
         if value is None:
             raise InvalidArgument(f"key column {name} is null: such rows cannot be told apart", field=name)
-        values.append(value)
+        values.append(_told_apart(name, value))
     # Encoded as one list with the scope, so that ("ab", "c") and ("a", "bc") differ.
     text = msgspec.json.encode([options.key_scope, *values])
     return f"spark-{hashlib.sha256(text).hexdigest()[:40]}"
+
+
+def _told_apart(name: str, value: Any) -> Any:
+    """A value of a key as it is hashed: an instant in UTC, whatever time zone the session has."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidArgument(f"key column {name} is {value}: such rows cannot be told apart", field=name)
+    if isinstance(value, list | tuple):
+        return [_told_apart(name, each) for each in value]
+    if isinstance(value, dict):
+        return {field: _told_apart(name, each) for field, each in value.items()}
+    return value
 
 
 def _milliseconds(at: datetime) -> int:
