@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from omnirelay.errors import InvalidArgument
+from omnirelay.lakehouse.formats import open_tables
 from omnirelay.lakehouse.tables import TABLES, reference
 from tests.property.strategies import LONG
 from tests.spark.logs import write_segments as write_to
@@ -18,6 +20,8 @@ from tests.spark.pipeline_process import EVERY
 from tests.spark.workload import recorded, write_segments
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from tests.segment_logs import S3Server
 
 DOCS = Path(__file__).parents[2] / "docs" / "lakehouse"
@@ -57,6 +61,28 @@ def test_rebuild_asks_first_and_bad_formats_are_refused(tmp_path: Path) -> None:
     wrong = lakehouse("run", *where, "--format", "csv")
     assert wrong.returncode == 2
     assert "csv" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "--source", "there", "--warehouse", ""), "'--warehouse': is empty"),
+        (("vacuum", "--warehouse", " "), "'--warehouse': is empty"),
+        (("rebuild", "--yes", "--source", "", "--warehouse", "lake"), "'--source': is empty"),
+        (("run", "--continuous", "--every", "inf", "--source", "there", "--warehouse", "lake"), "'--every'"),
+    ],
+)
+def test_values_that_name_nothing_are_refused_before_anything_is_started(words: tuple[str, ...], message: str) -> None:
+    done = lakehouse(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "starting" not in done.stderr
+
+
+@pytest.mark.parametrize("warehouse", ["", " ", "file://"])
+def test_warehouse_without_a_name_is_not_the_root_of_the_file_system(spark: SparkSession, warehouse: str) -> None:
+    with pytest.raises(InvalidArgument, match="warehouse must name a directory"):
+        open_tables(spark, warehouse, "parquet")
 
 
 def options_of(server: S3Server) -> list[str]:

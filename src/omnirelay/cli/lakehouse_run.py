@@ -33,10 +33,25 @@ class Kind(StrEnum):
     ICEBERG = "iceberg"
 
 
+def _named(value: str) -> str:
+    """What an empty variable of a shell leaves of `--warehouse $LAKE` would be the root of the file system."""
+    if not value.strip():
+        raise typer.BadParameter("is empty; name a directory")
+    return value
+
+
 Source = Annotated[
-    str, typer.Option("--source", help="Where the segments are: a directory, or s3://BUCKET/PREFIX.", metavar="ADDRESS")
+    str,
+    typer.Option(
+        "--source",
+        help="Where the segments are: a directory, or s3://BUCKET/PREFIX.",
+        metavar="ADDRESS",
+        callback=_named,
+    ),
 ]
-Warehouse = Annotated[str, typer.Option("--warehouse", help="The directory the tables go into.", metavar="DIR")]
+Warehouse = Annotated[
+    str, typer.Option("--warehouse", help="The directory the tables go into.", metavar="DIR", callback=_named)
+]
 TableFormat = Annotated[Kind, typer.Option("--format", help="The format of the tables.")]
 Master = Annotated[str, typer.Option("--master", help="Where Spark runs: local[*], spark://…, k8s://…", metavar="URL")]
 
@@ -63,7 +78,10 @@ def run(
         bool, typer.Option("--continuous/--once", help="Look again and again, until it is interrupted.")
     ] = False,
     every: Annotated[
-        float, typer.Option("--every", help="With --continuous: seconds between two runs.", metavar="SECONDS", min=0.1)
+        float,
+        typer.Option(
+            "--every", help="With --continuous: seconds between two runs.", metavar="SECONDS", min=0.1, max=86_400
+        ),
     ] = 10.0,
     option: StoreOptions = None,
     kind: TableFormat = Kind.DELTA,

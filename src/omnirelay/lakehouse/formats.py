@@ -88,11 +88,18 @@ def marked(directory: Path) -> list[str]:
     return [name for name, mark in _MARKS.items() if any(directory.glob(f"*/*/{mark}"))]
 
 
+def check_named(warehouse: str) -> None:
+    """Raises InvalidArgument for a warehouse without a name, which would be the root of the file system."""
+    if not warehouse.removeprefix("file://").strip():
+        raise InvalidArgument(f"warehouse must name a directory, got {warehouse!r}", field="warehouse")
+
+
 def open_tables(spark: SparkSession, warehouse: str, kind: str) -> TableStore:
     """The tables of a warehouse in one format.
 
-    Raises InvalidArgument for a format there is not, and for a warehouse whose tables have another.
+    Raises InvalidArgument for a format there is not, and for a warehouse without a name or whose tables have another.
     """
+    check_named(warehouse)
     for other in () if "://" in warehouse else marked(Path(warehouse)):
         # Two formats in one folder would take each other's files for waste.
         if other != kind:
