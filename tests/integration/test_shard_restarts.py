@@ -118,6 +118,32 @@ async def test_time_never_goes_back_when_the_wall_clock_does() -> None:
     await shard.close()
 
 
+def clocks_told(caplog: pytest.LogCaptureFixture) -> list[int]:
+    return [each.__dict__["wall_ahead_ms"] for each in caplog.records if each.message == "clock_differs"]
+
+
+async def test_a_wall_clock_that_was_set_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    shard = await Place("memory", Path()).open(clock := FakeClock())
+    clock.jump_wall(59_000)
+    await enqueued(shard, item("a"))
+    assert clocks_told(caplog) == []
+    clock.jump_wall(3_600_000)
+    await enqueued(shard, item("b"))
+    await enqueued(shard, item("c"))
+    clock.jump_wall(-3_600_000)
+    await enqueued(shard, item("d"))
+    await shard.close()
+    assert clocks_told(caplog) == [3_659_000, 59_000]
+
+
+async def test_a_log_from_the_future_of_the_wall_clock_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    place, clock = Place("memory", Path()), FakeClock()
+    place.crash(await place.open(clock))
+    clock.jump_wall(-3_600_000)
+    await (await place.open(clock)).close()
+    assert clocks_told(caplog) == [-3_600_000]
+
+
 @on_every_log
 async def test_the_state_after_a_restart_is_the_one_that_was_served(kind: str, tmp_path: Path) -> None:
     place, clock = Place(kind, tmp_path), FakeClock()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Timer(Protocol):
@@ -43,6 +43,10 @@ class SystemClock:
         return asyncio.get_running_loop().call_later(delay_ms / 1000, callback)
 
 
+CLOCK_OFF_MS: Final = 60_000
+"""The wall clock and a shard's time are said to differ from here on."""
+
+
 class ShardTime:
     """Milliseconds since the epoch that only ever rise, across restarts of the shard too."""
 
@@ -52,3 +56,7 @@ class ShardTime:
 
     def now_ms(self) -> int:
         return self._offset_ms + self._clock.monotonic_ms()
+
+    def wall_ahead_ms(self) -> int:
+        """How far the wall clock is ahead. 0 as long as nobody sets it; less when the log is from its future."""
+        return self._clock.wall_ms() - self.now_ms()

@@ -34,7 +34,7 @@ from omnirelay.core.intake import BATCH_ITEMS_MAX, check_number, refuse
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import ANONYMOUS, Caller, NewItem, OwnershipToken
 from omnirelay.core.state import State
-from omnirelay.engine.clock import Clock, ShardTime, SystemClock
+from omnirelay.engine.clock import CLOCK_OFF_MS, Clock, ShardTime, SystemClock
 from omnirelay.engine.ids import lease_ids
 from omnirelay.engine.leading import collector_away, take_lead
 from omnirelay.engine.operating import WAIT_MAX_MS, Operating
@@ -80,12 +80,23 @@ class EventListener(Protocol):
 class Shard(Operating):
     """Use `open`. One object is for one event loop; any number of tasks may call it."""
 
-    def __init__(self, log: EventLog, writer: Writer, epoch: int, settings: EngineSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        writer: Writer,
+        epoch: int,
+        settings: EngineSettings,
+        clock: Clock,
+        time: ShardTime,
+    ) -> None:
         self.log = log
         self.epoch = epoch
         self._writer = writer
         self._settings = settings
         self._clock = clock
+        self._time = time
+        self._wall_ahead_ms = 0
+        """What was last said about the wall clock."""
         self._loop = asyncio.get_running_loop()
         self._tails: list[asyncio.Future[None]] = []
         self._backpressure_listeners: list[BackpressureListener] = []
@@ -149,7 +160,8 @@ class Shard(Operating):
             on_durable=on_durable,
         )
         writer.position = await take_lead(log, state, acquired, owner, options, time.now_ms())
-        shard = cls(log, writer, acquired.epoch, settings, clock)
+        shard = cls(log, writer, acquired.epoch, settings, clock, time)
+        shard._compare_clocks()
         shard._events_since_snapshot = recovered.replayed_events
         writer.start()
         _log.info(
@@ -432,7 +444,15 @@ class Shard(Operating):
             await asyncio.to_thread(prune_snapshots, directory, keep)
         return anchor
 
+    def _compare_clocks(self) -> None:
+        """Say once that instants (notBefore, until, timestamps) are no longer those of the wall clock, or are again."""
+        ahead_ms = self._time.wall_ahead_ms()
+        if abs(ahead_ms - self._wall_ahead_ms) >= CLOCK_OFF_MS:
+            self._wall_ahead_ms = ahead_ms
+            _log.warning("clock_differs", extra={"shard": self.log.shard, "wall_ahead_ms": ahead_ms})
+
     def _durable(self, events: list[Event]) -> None:
+        self._compare_clocks()
         self._wake_tails()
         if self._backpressure_listeners:
             self._tell_listeners(events)
