@@ -12,12 +12,12 @@ import pytest
 from omnirelay.core.answers import CompleteAnswer
 from omnirelay.core.commands import CompleteItem, ExpireLeases, FailItem
 from omnirelay.core.events import RestoredItem
-from omnirelay.core.payload import Caller, OwnershipToken
+from omnirelay.core.payload import Caller, NewItem, OwnershipToken
 from omnirelay.core.snapshot import digest
 from omnirelay.core.state import State
 from omnirelay.engine.ids import lease_ids
 from omnirelay.engine.shard import Shard
-from omnirelay.errors import Internal, InvalidArgument, LogOutcomeUnknown
+from omnirelay.errors import Internal, InvalidArgument, LogOutcomeUnknown, OmniRelayError
 from omnirelay.testing.clock import FakeClock
 from tests.integration.shards import WORKER, Place, enqueued, item, items, kinds_of, soon
 
@@ -36,7 +36,7 @@ def restored(**fields: Any) -> RestoredItem:
 WRONG: dict[str, Call] = {
     "enqueue without a caller": lambda shard, token: shard.enqueue(item(), caller=nothing),
     "enqueue without an item": lambda shard, token: shard.enqueue([nothing]),
-    "enqueue without a payload": lambda shard, token: shard.enqueue(cast(Any, item)(payload=None)),
+    "enqueue without a payload": lambda shard, token: shard.enqueue(NewItem(payload=nothing)),
     "lease without a caller": lambda shard, token: shard.lease(nothing),
     "heartbeat without a caller": lambda shard, token: shard.heartbeat(token, caller=nothing),
     "heartbeat without a token": lambda shard, token: shard.heartbeat(nothing),
@@ -60,6 +60,15 @@ WRONG: dict[str, Call] = {
     "acknowledgement by the engine's own command": lambda shard, token: shard.acknowledge(cast(Any, [ExpireLeases()])),
     "get by a wrong caller": lambda shard, token: shard.get(request_id="r", caller=wrong),
     "get by a number": lambda shard, token: shard.get(request_id=cast(Any, 5)),
+    "enqueue of a number": lambda shard, token: shard.enqueue(cast(Any, 3)),
+    "complete with a number of follow-ups": lambda shard, token: shard.complete(token, follow_ups=cast(Any, 3)),
+    "restore of a number": lambda shard, token: shard.restore(cast(Any, 3)),
+    "redrive of a number": lambda shard, token: shard.redrive(sequence_ids=cast(Any, 3)),
+    "redrive of no selection": lambda shard, token: shard.redrive_fitting(wrong),
+    "purge of a number": lambda shard, token: shard.purge(sequence_ids=cast(Any, 3)),
+    "tail from a word": lambda shard, token: anext(shard.tail(wrong)),
+    "tail from nowhere": lambda shard, token: anext(shard.tail(cast(Any, float("nan")))),
+    "the state after a word": lambda shard, token: shard.state_at(wrong),
     "options of another type": lambda shard, token: shard.change_options(wrong),
 }
 
@@ -83,7 +92,7 @@ async def test_a_call_with_wrong_types_fails_for_its_caller_alone(name: str) -> 
         await WRONG[name](shard, lease.token)
 
     mine, others = await soon(asyncio.gather(wrong_call(), shard.enqueue(item("other")), return_exceptions=True))
-    assert isinstance(mine, Exception), "it was taken"
+    assert isinstance(mine, OmniRelayError), f"it was taken, or is no error of ours: {mine!r}"
     assert not isinstance(others, BaseException)
     await check_unharmed(shard)
     assert (await kinds_of(shard.log))[before:] == ["Enqueue", "Enqueue"]

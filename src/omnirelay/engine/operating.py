@@ -23,7 +23,7 @@ from omnirelay.core.answers import (
     WhyAnswer,
 )
 from omnirelay.core.events import RestoredItem
-from omnirelay.core.intake import check_caller, check_number, check_text
+from omnirelay.core.intake import check_caller, check_number, check_text, refuse
 from omnirelay.core.items import COMPLETED
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.pauses import Pause
@@ -125,7 +125,7 @@ class Operating:
 
         An item whose id stands for another one here comes in under a new id, which the answer names.
         """
-        batch = list(items)
+        batch = listed("items", items)
         answer: RestoreAnswer = await self._writer.command(cmd.RestoreItems(batch, caller), len(batch))
         return answer
 
@@ -182,6 +182,8 @@ class Operating:
         caller: Caller = ANONYMOUS,
     ) -> RedriveAnswer:
         """What `redrive` does, with an answer that also counts those there was no room for."""
+        if not isinstance(selection, cmd.DeadLetterSelection):
+            refuse("selection", f"must be a DeadLetterSelection, not {type(selection).__name__}")
         count = 0
         meant = msgspec.structs.replace(selection)
         while True:
@@ -314,11 +316,19 @@ class Operating:
         return answer
 
 
+def listed(field: str, given: Any) -> list[Any]:
+    """Several values of a caller in this process, as a list; what is no collection at all is the caller's mistake."""
+    try:
+        return list(given)
+    except TypeError:
+        refuse(field, f"must be a list, not {type(given).__name__}")
+
+
 def _selection(
     sequence_ids: Sequence[int] | None, resource_type: str | None, error_code: str | None, everything: bool
 ) -> cmd.DeadLetterSelection:
     return cmd.DeadLetterSelection(
-        sequence_ids=None if sequence_ids is None else list(sequence_ids),
+        sequence_ids=None if sequence_ids is None else listed("sequenceIds", sequence_ids),
         resource_type=resource_type,
         error_code=error_code,
         everything=everything,

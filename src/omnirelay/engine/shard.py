@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from omnirelay.core import commands as cmd
 from omnirelay.core import views
@@ -30,14 +30,14 @@ from omnirelay.core.answers import (
 )
 from omnirelay.core.decide import Ids
 from omnirelay.core.events import BackpressureChanged, Event, FailMode
-from omnirelay.core.intake import BATCH_ITEMS_MAX, check_number, refuse
+from omnirelay.core.intake import BATCH_ITEMS_MAX, check_number, check_required_number, refuse
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import ANONYMOUS, Caller, NewItem, OwnershipToken
 from omnirelay.core.state import State
 from omnirelay.engine.clock import CLOCK_OFF_MS, Clock, ShardTime, SystemClock
 from omnirelay.engine.ids import lease_ids
 from omnirelay.engine.leading import collector_away, take_lead
-from omnirelay.engine.operating import WAIT_MAX_MS, Operating
+from omnirelay.engine.operating import WAIT_MAX_MS, Operating, listed
 from omnirelay.engine.recovery import Progress, rebuild, snapshot_directory
 from omnirelay.engine.requests import AcknowledgeRequest, EnqueueRequest, LeaseRequest
 from omnirelay.engine.settings import EngineSettings
@@ -55,6 +55,10 @@ A = TypeVar("A")
 
 _ACKNOWLEDGEMENTS = frozenset((cmd.ExtendLease, cmd.CompleteItem, cmd.FailItem, cmd.ReleaseItem))
 _LEASES = frozenset((GrantedLease,))
+
+
+SEQUENCE_MAX: Final = (1 << 63) - 1
+"""The highest number an event can have."""
 
 
 class BackpressureListener(Protocol):
@@ -264,7 +268,7 @@ class Shard(Operating):
         with `error.resourcelease.backpressure`.
         """
         check_number("waitMs", wait_ms, 0, WAIT_MAX_MS)
-        batch = [items] if isinstance(items, NewItem) else list(items)
+        batch = [items] if isinstance(items, NewItem) else listed("items", items)
         future: asyncio.Future[EnqueueAnswer] = self._loop.create_future()
         request = EnqueueRequest(cmd.EnqueueItems(batch, caller), wait_ms, future, self.now_ms())
         self._writer.submit(request, len(batch))
@@ -329,9 +333,9 @@ class Shard(Operating):
         follow_ups: Sequence[NewItem] | None = None,
     ) -> CompleteAnswer:
         """End the item well. Follow-ups come in with it, in one frame."""
+        follow_ups = None if follow_ups is None else listed("followUps", follow_ups)
         return await self._acknowledge_one(
-            cmd.CompleteItem(token, caller, result, result_encoding, None if follow_ups is None else list(follow_ups)),
-            CompleteAnswer,
+            cmd.CompleteItem(token, caller, result, result_encoding, follow_ups), CompleteAnswer
         )
 
     async def fail(
@@ -395,6 +399,7 @@ class Shard(Operating):
 
     async def tail(self, from_sequence: int | None = None) -> AsyncIterator[Event]:
         """Every durable event from there on (None: from now), in order, until the shard closes."""
+        check_number("from", from_sequence, 0, SEQUENCE_MAX)
         following = self.last_sequence + 1 if from_sequence is None else from_sequence
         while True:
             if self.last_sequence >= following:
@@ -416,6 +421,7 @@ class Shard(Operating):
 
     async def state_at(self, sequence: int) -> State:
         """The state right after an event of the past, from the nearest snapshot and the log."""
+        check_required_number("sequence", sequence, 0, SEQUENCE_MAX)
         return (await rebuild(self.log, sequence)).state
 
     # -- running it ----------------------------------------------------------------------------
@@ -504,10 +510,7 @@ class Shard(Operating):
 def _listed(field: str, given: Any, kinds: frozenset[type]) -> Sequence[Any]:
     """Several values of a caller in this process, checked before they reach what everybody's calls go through."""
     if type(given) is not list and type(given) is not tuple:
-        try:
-            given = list(given)
-        except TypeError:
-            refuse(field, f"must be a list, not {type(given).__name__}")
+        given = listed(field, given)
     if not kinds.issuperset(map(type, given)):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         refuse(field, f"must be a list of {names}")
