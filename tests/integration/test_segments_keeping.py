@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,13 @@ from omnirelay.replication.objects import SegmentSink
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.keeping import Keeper, UpkeepSettings
+from omnirelay.segments.upkeep import expire
+from omnirelay.segments.writer import SegmentWriter
 from tests.integration.shards import soon
 from tests.integration.test_segments_sinks import events_of
-from tests.segment_logs import log_of
+from tests.segment_logs import SHARD, FrameLog, log_of
+
+DAY_MS = 24 * 3_600_000
 
 
 async def written(directory: Path) -> None:
@@ -59,3 +64,16 @@ async def test_what_grows_too_old_goes_though_nothing_is_written(
     await soon(emptied(tmp_path))
     await keeper.close()
     await keeper.close()
+
+
+async def test_a_wall_clock_that_is_set_ahead_makes_nothing_older(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await connect(str(tmp_path))
+    archive, log = Archive(store, SHARD), FrameLog()
+    await SegmentWriter(archive, kind="jsonl").append([log.commit(3, time_ms=archive.clock())])
+    ahead_ns = time.time_ns() + 10 * DAY_MS * 1_000_000
+    monkeypatch.setattr(time, "time_ns", lambda: ahead_ns)
+    monkeypatch.setattr(time, "time", lambda: ahead_ns / 1e9)
+    assert await expire(archive, retention_ms=7 * DAY_MS) == 0
+    assert await expire(Archive(store, SHARD, clock=lambda: ahead_ns // 1_000_000), retention_ms=7 * DAY_MS) == 1

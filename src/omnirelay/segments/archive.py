@@ -47,8 +47,14 @@ VERSIONS_KEPT: Final = 20
 """Older manifests are removed. These stay for readers that are just about to open one, and for people."""
 
 
+_STEADY: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Goes on while the machine sleeps, where there is such a clock, and nobody can set it."""
+_WALL_AHEAD_NS: Final = time.time_ns() - time.clock_gettime_ns(_STEADY)
+
+
 def now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    """By the wall clock as it was when the process began. What is removed for good must not hang on its being set."""
+    return (_WALL_AHEAD_NS + time.clock_gettime_ns(_STEADY)) // 1_000_000
 
 
 class Archive:
