@@ -10,6 +10,7 @@ import typer
 from omnirelay.cli.commands import command
 from omnirelay.cli.exits import DAMAGED, FAILED, Stop
 from omnirelay.cli.lakehouse_run import Master, Source
+from omnirelay.cli.lakehouse_sessions import spark_for_command
 from omnirelay.cli.log_places import StoreOptions, look_at, read_options
 from omnirelay.cli.options import Format, Output
 from omnirelay.cli.printing import note, print_answer, short, stacked, table
@@ -92,11 +93,10 @@ def audit(
     events = sum(entry.events for each in plans for entry in each.entries)
     note(f"{len(plans)} shards, {events} events; starting Spark")
     flags = LONG_RUN if events >= _LONG_EVENTS else QUICK_START
-    spark = open_session(master, app="omnirelay audit", delta=False, driver_flags=flags)
-    try:
+    with spark_for_command(
+        lambda: open_session(master, app="omnirelay audit", delta=False, driver_flags=flags)
+    ) as spark:
         report = Audit(spark, source, plans, found, known=known, options=options, report=note).run()
-    finally:
-        spark.stop()
     print_answer(output, as_plain(report), None, lambda: drawn(report))
     end_by(report, strict=strict)
 

@@ -13,6 +13,7 @@ import typer
 
 from omnirelay.cli.commands import command
 from omnirelay.cli.exits import DAMAGED
+from omnirelay.cli.lakehouse_sessions import spark_for_command
 from omnirelay.cli.log_places import StoreOptions, read_options
 from omnirelay.cli.options import Format, Output
 from omnirelay.cli.printing import note, print_answer, short, stacked, table
@@ -208,12 +209,12 @@ def vacuum(
 def _session(kind: Kind, master: str) -> Iterator[SparkSession]:
     from omnirelay.lakehouse.session import open_session
 
+    def start() -> SparkSession:
+        return open_session(master, app="omnirelay lakehouse", delta=kind is Kind.DELTA, iceberg=kind is Kind.ICEBERG)
+
     note("starting Spark")
-    spark = open_session(master, app="omnirelay lakehouse", delta=kind is Kind.DELTA, iceberg=kind is Kind.ICEBERG)
-    try:
+    with spark_for_command(start) as spark:
         yield spark
-    finally:
-        spark.stop()
 
 
 class Route(NamedTuple):

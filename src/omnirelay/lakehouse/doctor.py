@@ -129,6 +129,7 @@ def _session() -> str:
     import time
 
     from omnirelay.lakehouse.errors import SparkUnusable
+    from omnirelay.lakehouse.failures import in_one_line
     from omnirelay.lakehouse.jars import has_iceberg
     from omnirelay.lakehouse.session import open_session
 
@@ -136,6 +137,8 @@ def _session() -> str:
     formats = ["delta", *(["iceberg"] if has_iceberg() else [])]
     try:
         spark = open_session("local[1]", iceberg=has_iceberg())
+    except SparkUnusable:
+        raise
     except Exception as error:
         # What a Java that does not come up raises is not any one type.
         raise SparkUnusable(f"Spark does not start: {error}") from error
@@ -149,7 +152,7 @@ def _session() -> str:
     except SparkUnusable:
         raise
     except Exception as error:
-        raise SparkUnusable(f"Spark starts, but a table cannot be written: {error}") from error
+        raise SparkUnusable(f"Spark starts, but a table cannot be written: {in_one_line(str(error))}") from error
     finally:
         spark.stop()
     return f"a table in {' and in '.join(formats)} was written and read in {time.perf_counter() - began:.1f} s"

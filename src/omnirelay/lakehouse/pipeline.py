@@ -11,6 +11,7 @@ before every step, because others may be at work on the same tables.
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import tempfile
 import time
@@ -222,10 +223,14 @@ class Pipeline:
 def _staging() -> Iterator[Path]:
     """Where segments that Spark cannot read where they are lie until they were taken."""
     staging = Path(tempfile.mkdtemp(prefix="omnirelay-segments-"))
+    remove = partial(shutil.rmtree, staging, ignore_errors=True)
+    # A signal may cut the removal off; then it is made up for when the process ends.
+    atexit.register(remove)
     try:
         yield staging
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        remove()
+        atexit.unregister(remove)
 
 
 def _nothing_to_rebuild(source: str, plans: Sequence[ShardPlan]) -> NothingToRebuild:

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from omnirelay.lakehouse.errors import needs_extra
+from omnirelay.lakehouse.errors import SparkUnusable, needs_extra
+from omnirelay.lakehouse.failures import in_one_line, spark_errors
 from omnirelay.lakehouse.jars import delta_coordinates, fetch_jars, iceberg_coordinates, spark_home
 from omnirelay.lakehouse.java import find_java, launcher_home
 from omnirelay.lakehouse.places import executor_python
@@ -87,6 +88,8 @@ def open_session(
             spark = builder.getOrCreate()
         except ImportError as error:
             raise needs_extra(error) from None
+        except spark_errors() as error:
+            raise SparkUnusable(f"Spark does not start at {master!r}: {in_one_line(str(error))}") from error
     from omnirelay.lakehouse.source import register
 
     register(spark)
