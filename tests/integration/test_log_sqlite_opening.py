@@ -196,6 +196,21 @@ async def test_a_wal_without_its_database_is_refused(store: SqliteStore) -> None
     refused(store, LogDamaged)
 
 
+async def test_snapshots_without_their_database_are_refused(store: SqliteStore) -> None:
+    leader = await Leader.of(store.open())
+    await leader.append()
+    sequence = (await leader.snapshot()).sequence
+    await leader.log.close()
+    store.database.unlink()
+    store.witness.unlink()
+    assert f"after event {sequence} " in refused(store, LogDamaged).message
+    assert not store.database.exists()
+    leader = await Leader.of(store.open(accept_loss=True))
+    assert leader.unproven is not None
+    assert leader.highest_known == sequence
+    await leader.log.close()
+
+
 async def test_an_unreadable_witness_is_refused(store: SqliteStore) -> None:
     leader = await four_frames(store)
     store.witness.write_bytes(b"{}")

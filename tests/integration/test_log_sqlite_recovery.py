@@ -176,6 +176,18 @@ async def test_a_crash_at_any_step_of_a_recovery_can_be_recovered_from(store: Sq
     assert (await led(store, log)).highest_known == 12
 
 
+@pytest.mark.parametrize("marker", [b"{", b'{"aside":"leases.\xe4b.damaged-1"}', b'{"aside":"../leases.db.damaged-1"}'])
+async def test_an_unreadable_marker_of_a_recovery_is_refused(store: SqliteStore, marker: bytes) -> None:
+    await four_frames(store)
+    path = store.root / "leases.replacement"
+    path.write_bytes(marker)
+    before = digest(store.root)
+    with pytest.raises(LogDamaged, match="ask for help") as refusal:
+        store.open()
+    assert refusal.value.details["file"] == str(path)
+    assert digest(store.root) == before
+
+
 def crash_in_recovery(point: str, recover: Callable[[], SqliteLog]) -> None:
     def crash() -> None:
         raise SimulatedCrash(point)

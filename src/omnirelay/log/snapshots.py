@@ -110,6 +110,13 @@ def _compared(root: Path, digest: str, header: bytes, chunks: Iterator[bytes]) -
         raise LogDamaged(f"snapshot {root} is another one than was recorded for it", file=str(root))
 
 
+def newest_snapshot(directory: Path) -> int:
+    """The last event of the newest snapshot that lies there, going by its name; 0 when there is none."""
+    parent = directory / DIRECTORY
+    names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
+    return max((int(name) for name in names if len(name) == 20 and _NAME.fullmatch(name)), default=0)
+
+
 def prune_snapshots(directory: Path, keep: Set[str]) -> list[str]:
     """Remove every snapshot whose relative path is not in `keep`, half-written ones too; returns what went.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterable
@@ -26,6 +27,9 @@ _INSERT_HEAD: Final = statement("insert_head")
 _INSERT_ANCHOR: Final = statement("insert_anchor")
 _INSERT_FRAME: Final = statement("insert_frame")
 _PUT_SNAPSHOT: Final = statement("put_snapshot")
+
+
+_ASIDE: Final = re.compile(r"leases\.db\.[a-z]+-[0-9]+")
 
 
 class Contents(msgspec.Struct):
@@ -118,7 +122,9 @@ def finish_replacement(paths: LogPaths) -> None:
         return
     try:
         aside = msgspec.json.decode(paths.replacement.read_bytes(), type=_Replacement).aside
-    except msgspec.DecodeError as error:
+        if not _ASIDE.fullmatch(aside):
+            raise ValueError(f"{aside!r} is no name to keep a database under")
+    except ValueError as error:
         raise LogDamaged(
             f"{paths.replacement} cannot be read: {error}; keep {paths.new.name} and {paths.database.name} and ask for"
             " help, one of them is the log",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from omnirelay.errors import LogDamaged, LogOutcomeUnknown
+from omnirelay.errors import DataLoss, LogDamaged, LogOutcomeUnknown
+from omnirelay.log.snapshots import newest_snapshot
 from omnirelay.log.sqlite.building import (
     create_log,
     discard_unfinished,
@@ -75,14 +76,25 @@ def _create(paths: LogPaths, shard: str, accept_loss: bool, vfs: str | None) -> 
             sequence=1,
         )
     witness = _witness(paths, accept_loss)
+    snapshot = newest_snapshot(paths.directory)
     contents = empty_log(shard)
+    loss: DataLoss | None = None
+    known = snapshot
     if witness is not None:
         loss = regressed(paths, shard, witness, 0, f"saw event {witness.sequence}, the database is gone")
+        known = max(known, witness.sequence)
+    elif snapshot:
+        loss = LogDamaged(
+            f"{paths.database} is missing but a snapshot of it after event {snapshot} is there; put the database back,"
+            f" or move {paths.directory} away to begin anew",
+            shard=shard,
+            file=str(paths.database),
+            sequence=1,
+        )
+    if loss is not None:
         if not accept_loss:
             raise loss
-        contents.head = contents.head._replace(
-            unproven=f"accepted loss: {loss.message}", highest_known=witness.sequence
-        )
+        contents.head = contents.head._replace(unproven=f"accepted loss: {loss.message}", highest_known=known)
     create_log(paths, contents, vfs)
     write_witness_of(paths, shard, contents.log_id, contents.head)
 
