@@ -12,12 +12,13 @@ from omnirelay.lakehouse.bronze_source import Refused, ShardPlan
 from omnirelay.lakehouse.columns import spark_schema
 from omnirelay.lakehouse.formats import TableStore
 from omnirelay.lakehouse.progress import End, Progress
+from omnirelay.lakehouse.segment_files import as_it_is
 from omnirelay.lakehouse.tables import QUARANTINE
 
 
 def new_events(spark: SparkSession, plans: Sequence[ShardPlan], after: Progress) -> DataFrame | None:
     """The events of these plans that are not in the table yet, by Spark's own Parquet scan; None for none."""
-    paths = [path for plan in plans for path in plan.paths]
+    paths = [as_it_is(path) for plan in plans for path in plan.paths]
     if not paths:
         return None
     schema = spark_schema()

@@ -24,6 +24,7 @@ import msgspec
 from omnirelay.errors import DataLoss, InvalidArgument
 from omnirelay.lakehouse.formats import overtaken, own_session
 from omnirelay.lakehouse.progress import NOTHING, Progress, decode_progress, encode_progress
+from omnirelay.lakehouse.segment_files import as_it_is
 from omnirelay.lakehouse.tables import Table
 from omnirelay.log.files import make_directories, sync_directory, write_file
 
@@ -109,7 +110,7 @@ class ParquetTables:
             reader = self.spark.read.option("basePath", f"{self.path(table)}/{folder}")
             if table.columns:
                 reader = reader.schema(table.ddl)
-            rows = reader.parquet(f"{self.path(table)}/{folder}")
+            rows = reader.parquet(as_it_is(f"{self.path(table)}/{folder}"))
             if "date" in table.partition:
                 rows = rows.withColumn("date", rows["date"].cast("date"))
             whole = rows if whole is None else whole.unionByName(rows, allowMissingColumns=True)

@@ -7,9 +7,9 @@ no digests; `segments.verification.verify` and the audit do.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Collection, Mapping
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from omnirelay.errors import InvalidArgument, LogTrimmed
 from omnirelay.lakehouse.columns import spark_schema
 from omnirelay.lakehouse.waiting import waited
-from omnirelay.segments.connecting import connect
+from omnirelay.segments.connecting import connect, path_of
 from omnirelay.segments.manifest import Entry, segment_key
 from omnirelay.segments.reader import SegmentReader, shards_in
 from omnirelay.segments.segment import format_of
@@ -103,7 +103,7 @@ def scan_of(
     schema = spark_schema()
     if not files:
         return spark.createDataFrame([], schema)
-    frame = spark.read.schema(schema).parquet(*(each.uri for each in files))
+    frame = spark.read.schema(schema).parquet(*(as_it_is(each.uri) for each in files))
     cut = {each.shard: sequence for each in files if each.entry.first <= (sequence := (after or {}).get(each.shard, 0))}
     tests: list[Column] = [(F.col("shard") != shard) | (F.col("sequence") > last) for shard, last in cut.items()]
     return frame.where(reduce(lambda one, other: one & other, tests)) if tests else frame
@@ -112,10 +112,16 @@ def scan_of(
 def segment_uri(address: str, shard: str, entry: Entry) -> str:
     """The address of a segment as Spark, and Hadoop below it, spell it."""
     key = segment_key(shard, entry.name)
-    if "://" not in address:
-        return (Path(address).absolute() / key).as_uri()
-    scheme, _, rest = address.partition("://")
+    scheme, _, rest = address.rpartition("://")
+    if scheme in ("", "file"):
+        # Hadoop takes a path as it stands: what is %20 in an address would be looked for as %20.
+        return f"file://{path_of(address).absolute() / key}"
     return f"{_SCHEMES.get(scheme, scheme)}://{rest.rstrip('/')}/{key}"
+
+
+def as_it_is(path: str) -> str:
+    """A path for `spark.read` that means itself, where Spark would take it for a pattern of paths."""
+    return re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
 
 
 async def list_segments(

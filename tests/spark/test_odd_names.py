@@ -1,0 +1,48 @@
+"""Segments and tables in directories whose names mean something to Hadoop, to SQL or to an address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from omnirelay.lakehouse.bronze import new_events
+from omnirelay.lakehouse.bronze_source import find_new
+from omnirelay.lakehouse.formats import open_tables
+from omnirelay.lakehouse.progress import End
+from omnirelay.lakehouse.segment_files import read_segments
+from omnirelay.lakehouse.tables import QUARANTINE
+from omnirelay.lakehouse.waiting import waited
+from tests.spark.logs import segments_of, sequences
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAMES = ["with space [a-c]{x,y}", "any*? 100%20 #ü'`\"\\ co:lon"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_segments_are_read_where_they_are_and_nowhere_else(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    segments_of(place, 3, 4)
+    everything = list(range(1, 8))
+    assert sequences(read_segments(spark, str(place))) == everything
+    assert sequences(read_segments(spark, place.as_uri())) == everything
+    rows = new_events(spark, waited(find_new(str(place), {}, tmp_path / "staging")), {})
+    assert rows is not None
+    assert sequences(rows) == everything
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_are_kept_in_any_directory(spark: SparkSession, tmp_path: Path, name: str, kind: str) -> None:
+    tables = open_tables(spark, str(tmp_path / name), kind)
+    for number in (1, 2):
+        row = f"SELECT 'jobs' shard, 's{number}' segment, 1L sequence, 'why' reason, now() found_at"
+        tables.progress(QUARANTINE)
+        tables.append(QUARANTINE, tables.spark.sql(row), {"": End(number)})
+    assert sorted(each.segment for each in tables.read(QUARANTINE).collect()) == ["s1", "s2"]
+    assert tables.progress(QUARANTINE) == {"": End(2)}
+    tables.optimize([QUARANTINE])
+    assert tables.read(QUARANTINE).count() == 2
