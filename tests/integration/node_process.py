@@ -106,8 +106,10 @@ class Network:
         """Hands upgrades on as ordinary requests, as a proxy does that was not told of them."""
         self.is_away = False
         """Answers everything with a 502, as a proxy does whose node restarts."""
+        self.away_status = b"502 Bad Gateway"
+        """Or with this, as one does that has a page of its own."""
         self.bad_gateway = 0
-        """So many answers of the node are replaced by a 502, as by a proxy that lost them."""
+        """So many answers of the node are replaced by a 502 or that, as by a proxy that lost them."""
         self.breaks_after: int | None = None
         """The connection ends when so many more bytes have come from the node; later ones are whole again."""
         self.swallows_after: int | None = None
@@ -131,6 +133,11 @@ class Network:
     def heal(self) -> None:
         self._open.set()
 
+    def lead_to(self, target: str) -> None:
+        """From now on another node answers."""
+        self._target = urlsplit(target)
+        self.cut()
+
     def cut(self) -> None:
         """End every connection without a word."""
         for writer in list(self._writers):
@@ -148,7 +155,7 @@ class Network:
                 head = await reader.readuntil(b"\r\n\r\n")
                 upgrades = b"upgrade: websocket" in head.lower()
                 if self.is_away or (upgrades and self.refuses_upgrades):
-                    status = b"502 Bad Gateway" if self.is_away else self.upgrade_refusal
+                    status = self.away_status if self.is_away else self.upgrade_refusal
                     writer.write(b"HTTP/1.1 %b\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno" % status)
                     await writer.drain()
                     return
@@ -188,7 +195,7 @@ class Network:
                 await self._open.wait()
                 if from_node and self.bad_gateway:
                     self.bad_gateway -= 1
-                    sink.write(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 4\r\nconnection: close\r\n\r\nlost")
+                    sink.write(b"HTTP/1.1 %b\r\ncontent-length: 4\r\nconnection: close\r\n\r\nlost" % self.away_status)
                     return
                 if from_node and self.swallows_after is not None:
                     self.swallows_after -= len(data)

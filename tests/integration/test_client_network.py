@@ -13,7 +13,7 @@ from omnirelay.client.client import Client, ItemSpec
 from omnirelay.client.connections import HttpConnection
 from omnirelay.client.failures import ConnectionLost, NotConnected
 from omnirelay.client.stream_connection import StreamConnection
-from omnirelay.errors import DeadlineExceeded, LogOutcomeUnknown, Unavailable
+from omnirelay.errors import DeadlineExceeded, InvalidArgument, LogOutcomeUnknown, LogRegressed, Unavailable
 from omnirelay.log.memory import MemoryLog
 from tests.integration.http_sockets import until
 from tests.integration.node_process import NodeProcess, network_before
@@ -106,8 +106,12 @@ async def test_what_must_not_be_repeated_is_not_when_nobody_knows_what_the_disk_
 
 
 @pytest.mark.parametrize("request_ids", [True, False])
-async def test_a_proxy_that_answers_in_place_of_the_node_may_have_handed_the_call_on(request_ids: bool) -> None:
+@pytest.mark.parametrize("status", [b"502 Bad Gateway", b"200 OK"])
+async def test_a_proxy_that_answers_in_place_of_the_node_may_have_handed_the_call_on(
+    status: bytes, request_ids: bool
+) -> None:
     async with running_node() as node, network_before(node.url) as network, Client(node.url) as direct:
+        network.away_status = status
         network.bad_gateway = 1
         async with Client(network.url, mode="http", request_ids=request_ids) as client:
             if request_ids:
@@ -223,6 +227,49 @@ async def test_a_watch_goes_on_behind_the_last_event_after_the_node_was_killed(t
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             assert seen == list(range(1, len(seen) + 1))
+
+
+@pytest.mark.parametrize("until_caught_up", [False, True])
+async def test_a_watch_does_not_go_on_in_another_log(until_caught_up: bool, tmp_path: Path) -> None:
+    """The node comes back with an empty one. What happens there before the last event seen would be missed."""
+    with NodeProcess(tmp_path / "first") as node, NodeProcess(tmp_path / "second") as another:
+        async with network_before(node.url) as network, Client(network.url) as client, Client(node.url) as direct:
+            # More than the sockets on the way hold, so that it breaks off half way.
+            await direct.enqueue_many([ItemSpec(resource_type="t", resource_id="a", body=b"x" * 100_000)] * 200)
+            events = client.watch(1, until_caught_up=until_caught_up)
+            await anext(events)
+            last = (await anext(events))["sequenceNumber"]
+
+            async def follow() -> None:
+                nonlocal last
+                async for event in events:
+                    last = event["sequenceNumber"]
+
+            network.lead_to(another.url)
+            with pytest.raises(LogRegressed) as refused:
+                await asyncio.wait_for(follow(), PATIENCE_S)
+            assert refused.value.details == {"known": last, "last": 1}
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
+async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with running_node() as node, Client(node.url, mode="http") as client:
+        await client.enqueue("table", "a")
+        assert [event["eventType"] async for event in client.watch(2, until_caught_up=True)] == ["Enqueue"]
+
+
+async def test_a_proxy_of_the_environment_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "nonsense://127.0.0.1:9")
+    async with Client("http://node.invalid", mode="http") as client:
+        with pytest.raises(InvalidArgument, match="proxy"):
+            await client.stats()
+        with pytest.raises(InvalidArgument, match="proxy"):
+            await anext(client.watch(1))
 
 
 async def test_a_watch_that_breaks_off_at_any_byte_misses_no_event_and_repeats_none() -> None:

@@ -287,6 +287,57 @@ async def test_a_worker_that_slept_past_its_lease_is_refused_and_stops(tmp_path:
             zombie.communicate()
 
 
+async def test_a_worker_connects_again_as_quickly_as_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that cuts connections every hour makes it no slower."""
+    pauses: list[int] = []
+
+    def pause(attempt: int, asked_ms: int | None) -> float:
+        pauses.append(attempt)
+        return 1.0
+
+    monkeypatch.setattr("omnirelay.worker.keeping.pause_ms", pause)
+    monkeypatch.setattr("omnirelay.worker.keeping.CLOCK_EVERY_SECONDS", 0.0)
+    handlers = Handlers()
+    handlers.handle("job")(lambda job: None)
+    async with (
+        running_node() as node,
+        network_before(node.url) as network,
+        Client(node.url) as client,
+        working(handlers, network.url),
+    ):
+        for _ in range(4):
+            # Done over this connection, so it has lasted.
+            assert (await ended(client, (await client.enqueue("job", "x")).sequence_id)).state == "completed"
+            network.cut()
+        await until(lambda: len(pauses) >= 4)
+        assert set(pauses) == {1}
+        network.is_away = True
+        network.cut()
+        await until(lambda: pauses[-1] == 3)
+
+
+async def test_a_job_is_completed_though_something_else_answered_in_place_of_the_node() -> None:
+    """A page of a proxy, in plain HTTP. The job is done: its lease must not be kept and never acknowledged."""
+    handlers = Handlers()
+    async with running_node() as node, network_before(node.url) as network, Client(node.url) as client:
+        network.refuses_upgrades = True
+        network.away_status = b"200 OK"
+
+        @handlers.handle("job")
+        async def run(job: Job) -> None:
+            network.is_away = True
+            network.cut()
+
+        async with working(handlers, network.url, concurrency=1, prefetch=0):
+            sequence_id = (await client.enqueue("job", "x")).sequence_id
+            await until(lambda: network.is_away)
+            before = network.connections
+            await until(lambda: network.connections > before + 1)
+            network.is_away = False
+            item = await ended(client, sequence_id)
+            assert (item.state, item.attempt) == ("completed", 1)
+
+
 # -- liveness ------------------------------------------------------------------------------------
 
 

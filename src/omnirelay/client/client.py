@@ -439,7 +439,9 @@ class Client:
     def watch(
         self, from_sequence: int | None = None, *, types: Sequence[str] | None = None, until_caught_up: bool = False
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Every durable event from there on, in order; goes on by itself after the connection broke."""
+        """Every durable event from there on, in order; goes on by itself after the connection broke. Raises
+        LogRegressed when the node has come back with a log that ends before the last event seen.
+        """
         self._linking.check_open()
         chosen = as_list("types", types)
         return watch_events(

@@ -46,6 +46,23 @@ def checked_url(url: str) -> str:
     return url
 
 
+def http_client(url: str, **options: Any) -> httpx.AsyncClient:
+    """Plain HTTP to a node. Raises InvalidArgument when the environment names a proxy that cannot be used."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    is_local = host in ("localhost", "::1") or host.startswith("127.")
+    try:
+        return httpx.AsyncClient(
+            # A proxy of the environment is for the internet; to this machine itself it leads nowhere.
+            trust_env=not is_local,
+            # Plain HTTP needs no certificates, and reading those of the system would hold up the event loop.
+            verify=parts.scheme == "https",
+            **options,
+        )
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise InvalidArgument(f"the proxy that the environment names cannot be used: {error}", field="url") from None
+
+
 def decoder_of(answer: Any) -> Callable[[bytes], Any]:
     return _made_decoder(answer)
 
@@ -83,7 +100,8 @@ class HttpConnection:
     def __init__(self, url: str, namespace: str, headers: dict[str, str]) -> None:
         # As many connections as there are calls: one that waits must hold up nothing behind it.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-        self._client = httpx.AsyncClient(base_url=f"{url.rstrip('/')}/v1/{namespace}/", headers=headers, limits=limits)
+        base_url = f"{url.rstrip('/')}/v1/{namespace}/"
+        self._client = http_client(url, base_url=base_url, headers=headers, limits=limits)
 
     @property
     def alive(self) -> bool:
@@ -91,8 +109,13 @@ class HttpConnection:
 
     async def call(self, verb: str, request: bytes, ttl_ms: float, answer: type[A]) -> A:
         async with asyncio.timeout(ttl_ms / 1000):
-            decoded: A = decoder_of(answer)(await self._post(verb, request, ttl_ms))
-            return decoded
+            body = await self._post(verb, request, ttl_ms)
+        try:
+            decoded: A = decoder_of(answer)(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            # A proxy that has a page of its own for everything, and may have handed the call on before.
+            raise ConnectionLost(f"the answer is not that of a node: {error}", retry_after_ms=1_000) from None
+        return decoded
 
     async def _post(self, verb: str, request: bytes, ttl_ms: float) -> bytes:
         try:

@@ -20,7 +20,7 @@ from websockets.uri import parse_uri
 from omnirelay.client.connections import CONNECT_SECONDS, decoder_of, encoded, refused
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.core.payload import OwnershipToken
-from omnirelay.errors import TOO_LARGE, InvalidArgument
+from omnirelay.errors import TOO_LARGE, Internal, InvalidArgument
 from omnirelay.transport.websocket import MESSAGE_MAX, WebSocketLink
 from omnirelay.wire.answers import ErrorBody, Lease, LeaseAnswer, Outcome
 from omnirelay.wire.requests import IncomingToken
@@ -216,7 +216,7 @@ class StreamConnection(WebSocketLink):
             try:
                 answer.set_result(decode(bytes(message.answer)))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                answer.set_exception(error)
+                answer.set_exception(Internal(f"the answer of the node cannot be read; which version is it? {error}"))
 
     def _give_back(self, answer: LeaseAnswer) -> None:
         """Leases that came when the caller had gone: nobody will work on them."""

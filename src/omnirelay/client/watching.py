@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import msgspec
 
+from omnirelay.client.connections import http_client
 from omnirelay.client.failures import error_of
 from omnirelay.client.retrying import pause_ms
-from omnirelay.errors import OmniRelayError, Unavailable
+from omnirelay.errors import LogRegressed, OmniRelayError, Unavailable
 from omnirelay.wire.answers import ErrorBody, StatsAnswer
 
 
@@ -24,7 +25,8 @@ async def watch_events(
     *,
     check_open: Callable[[], None] = lambda: None,
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Events in order. After a broken connection it goes on behind the last one that came whole.
+    """Events in order. After a broken connection it goes on behind the last one that came whole. Raises LogRegressed
+    when the node has come back with a log that ends before that one: it is not the log that was followed.
 
     `check_open` raises when nobody is to be asked any more, and is called before every connection.
     With `until_caught_up` it ends when the node says so, not when a connection does: that may just have been closed.
@@ -38,15 +40,20 @@ async def watch_events(
         query["untilCaughtUp"] = "true"
     procedures = f"{url.rstrip('/')}/v1/{namespace}"
     last: str | None = None
+    known = 0
+    """The log has, or had, events up to here."""
     failures = 0
-    async with httpx.AsyncClient(timeout=httpx.Timeout(10, read=60)) as client:
+    async with http_client(url, timeout=httpx.Timeout(10, read=60)) as client:
         while True:
             check_open()
             headers = {"accept": "text/event-stream"} | ({} if last is None else {"last-event-id": last})
             try:
-                if "from" not in query and not until_caught_up:
+                if known and not until_caught_up:
+                    _check_not_regressed(known, await _last_sequence(client, procedures))
+                elif "from" not in query and not until_caught_up:
                     # Else what happens between a connection that broke before its first event and the next is missed.
-                    query["from"] = str(await _next_sequence(client, procedures))
+                    known = await _last_sequence(client, procedures)
+                    query["from"] = str(known + 1)
                 async with client.stream("GET", f"{procedures}/watch", params=query, headers=headers) as response:
                     if response.status_code != 200:
                         raise _refusal(response.status_code, await response.aread())
@@ -56,9 +63,12 @@ async def watch_events(
                         if kind == b"error":
                             raise error_of(msgspec.json.decode(block[b"data"], type=ErrorBody))
                         if kind == b"end":
+                            _check_not_regressed(known, int(block.get(b"id", known)))
                             return
                         event = msgspec.json.decode(block[b"data"])
-                        last = block[b"id"].decode() if b"id" in block else last
+                        if b"id" in block:
+                            last = block[b"id"].decode()
+                            known = int(last)
                         yield event
                 failures += 1
             except (httpx.HTTPError, Unavailable):
@@ -67,12 +77,24 @@ async def watch_events(
             await asyncio.sleep(pause_ms(min(failures, 6), None) / 1000)
 
 
-async def _next_sequence(client: httpx.AsyncClient, procedures: str) -> int:
-    """The number of the event that comes next."""
+def _check_not_regressed(known: int, last: int) -> None:
+    if last < known:
+        raise LogRegressed(
+            f"the log of the node ends with event {last} now, and was followed up to {known}: it is another one, or has"
+            f" lost its end",
+            known=known,
+            last=last,
+        )
+
+
+async def _last_sequence(client: httpx.AsyncClient, procedures: str) -> int:
     response = await client.post(f"{procedures}/stats", json={})
     if response.status_code != 200:
         raise _refusal(response.status_code, response.content)
-    return msgspec.json.decode(response.content, type=StatsAnswer).stats.last_sequence + 1
+    try:
+        return msgspec.json.decode(response.content, type=StatsAnswer).stats.last_sequence
+    except msgspec.DecodeError as error:
+        raise Unavailable(f"the answer is not that of a node: {error}", code="error.client.not_connected") from None
 
 
 async def _blocks(response: httpx.Response) -> AsyncGenerator[dict[bytes, bytes], None]:

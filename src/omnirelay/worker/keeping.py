@@ -128,6 +128,8 @@ class Keeper:
         self._finishing: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[Any] | None = None
         self._connected_at = 0.0
+        self._lasted = False
+        """The last stream has outlived the moment at which a node refuses: that it ended is no failure to connect."""
         self.heard_at = time.monotonic()
         """When the node last answered anything."""
         self.last_error: str | None = None
@@ -181,13 +183,14 @@ class Keeper:
     async def _keep_connected(self) -> None:
         failures = 0
         while True:
+            self._lasted = False
             try:
                 if not await self._stream_leases():
                     await self._poll_leases()
                 failures = 0
             except OmniRelayError as error:
                 self._disconnected(error.message)
-                failures += 1
+                failures = 1 if self._lasted else failures + 1
             except Exception as error:
                 # Nobody would notice that no more leases come: whatever it is, it is worth another try.
                 _log.exception("worker_connection_failed", extra={"url": self._url})
@@ -238,6 +241,7 @@ class Keeper:
             stream.say(begin=begun)
         await self._gone.wait()
         self._stream = None
+        self._lasted = time.monotonic() - self._connected_at > CLOCK_EVERY_SECONDS
         for kept in [kept for kept in self._kept.values() if not self._known_begun(kept)]:
             # The node takes back what it has not heard the beginning of, unless it died itself: then it still has it.
             kept.withdrawn = True
@@ -408,6 +412,10 @@ class Keeper:
                     break
                 mode = ack.mode if ack.verb == "fail" else None
                 ack = self._ack("fail", token, reason=error.message, error_code=INVALID, mode=mode)
+            except Exception:
+                # Whatever it was, the lease of a job that is over must not be kept for ever.
+                _log.exception("acknowledgement_given_up", extra={"sequence_id": token.sequence_id, "verb": ack.verb})
+                break
         self._forget(kept)
 
     async def _send(self, ack: StreamAck, timeout_ms: int) -> Outcome:
