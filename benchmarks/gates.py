@@ -60,6 +60,7 @@ ON = QueueOptions(
 
 _random = random.Random(7)
 _body = _random.randbytes(256)
+_scratch = bytearray()
 
 
 def some_items(count: int, gated: bool) -> list[NewItem]:
@@ -124,7 +125,7 @@ def frame_of(state: State, fresh: list[NewItem], now_ms: int, ids: Any) -> int:
         apply(state, CompleteItem(lease.token), now_ms, now_ms, ids, events)
     if state.caps_exceeded():
         apply(state, EnforceCaps(), now_ms, now_ms, ids, events)
-    sha256(encode_frame("bench", "log", 1, 1, now_ms, events).data).digest()
+    sha256(encode_frame("bench", "log", 1, 1, now_ms, events, None, _scratch).data).digest()
     return len(leases)
 
 

@@ -25,6 +25,7 @@ from omnirelay.log.frame import encode_frame
 
 BODY_BYTES = 256
 START_MS = 1_700_000_000_000
+_scratch = bytearray()
 
 _body = os.urandom(BODY_BYTES)
 
@@ -129,7 +130,7 @@ def _staged_frame(state: State, batch: int, now_ms: int, ids: Ids, stages: Stage
     if state.caps_exceeded():
         apply(state, EnforceCaps(), now_ms, now_ms, ids, events)
     capped = clock()
-    data = encode_frame("bench", "log", 1, 1, now_ms, events).data
+    data = encode_frame("bench", "log", 1, 1, now_ms, events, None, _scratch).data
     encoded = clock()
     sha256(data).digest()
     stages.add("caps", capped - started)
@@ -160,7 +161,7 @@ def growth(depths: tuple[int, ...], passes: int) -> None:
         now_ms = START_MS + number * 10
         for depth, state in states.items():
             started = time.perf_counter()
-            frame = encode_frame("bench", "log", 1, 1, now_ms, one_frame(state, 1000, now_ms, ids))
+            frame = encode_frame("bench", "log", 1, 1, now_ms, one_frame(state, 1000, now_ms, ids), None, _scratch)
             sha256(frame.data).digest()
             costs[depth].append((time.perf_counter() - started) / 1000 * 1e6)
     base = statistics.median(costs[depths[0]])

@@ -188,3 +188,13 @@ def test_frames_of_another_order_or_another_log_do_not_link() -> None:
         follow(start, first, shard=SHARD, log_id="another")
     with pytest.raises(LogDamaged, match="generation 1 after generation 2"):
         follow(Link(2, middle.chain, 2), second, shard=SHARD, log_id=LOG_ID)
+
+
+def test_a_scratch_that_is_used_again_leaves_nothing_in_later_frames() -> None:
+    scratch = bytearray()
+    arguments = (SHARD, LOG_ID, 1, 7, 1_700_000_000_000)
+    for count in (100, 1, 300, 2):
+        events = [TimeAdvanced(sequence_number=at, timestamp=5) for at in range(1, count + 1)]
+        frame = encode_frame(*arguments, events, (1, 2), scratch)
+        assert frame == encode_frame(*arguments, events, (1, 2))
+        assert type(frame.data) is bytes

@@ -195,10 +195,28 @@ def intern_strings(payload: Payload) -> int:
     return size
 
 
+_single: Final[dict[tuple[str, str], dict[str, str]]] = {}
+"""Maps of one attribute. Most items that have any have a tenant, and a map is as large as the item itself."""
+
+_SINGLE_MAX: Final = 16_384
+"""So many are shared; then it begins anew, because they may be names that never come back."""
+
+
 def share_attributes(payload: Payload, attributes: dict[str, str]) -> int:
-    """The same for its attributes. Values are replaced where they are, by equal ones; the map is made anew only when a
-    name has to be replaced too. Returns the size."""
+    """The same for its attributes: a single one as the map that all have who have it. Of several, values are replaced
+    where they are, by equal ones; the map is made anew only when a name has to be replaced too. Returns the size."""
     size = 0
+    if len(attributes) == 1:
+        for name, value in attributes.items():
+            size = len(name) + len(value)
+            pair = (name, value)
+            known = _single.get(pair)
+            if known is None:
+                if len(_single) >= _SINGLE_MAX:
+                    _single.clear()
+                known = _single[pair] = {_intern(name): _intern(value)}
+            payload.attributes = known
+        return size
     anew = type(attributes) is not dict or not attributes
     for name, value in attributes.items():
         size += len(name) + len(value)
