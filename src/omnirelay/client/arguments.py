@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+from omnirelay.core.intake import TIME_MAX_MS
 from omnirelay.errors import InvalidArgument
+from omnirelay.wire.instants import instant
 
 T = TypeVar("T")
 
@@ -33,6 +35,34 @@ def as_list(field: str, values: Iterable[T] | None) -> list[T] | None:
         return list(values)
     except TypeError:
         raise _wrong(field, f"must be a list, not {type(values).__name__}") from None
+
+
+def as_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
+    """One of a few words."""
+    if value not in choices:
+        raise _wrong(field, f"must be {', '.join(choices[:-1])} or {choices[-1]}, not {value!r}")
+
+
+def as_header(field: str, value: str | None) -> None:
+    """A text that every connection can send with a call."""
+    if value is not None and not (isinstance(value, str) and value.isascii() and value.isprintable()):
+        raise _wrong(field, f"must be printable ASCII, as headers are, not {value!r}")
+
+
+def as_instant(field: str, ms: int | None) -> str | None:
+    """Milliseconds since 1970 as they are sent."""
+    if ms is None:
+        return None
+    if type(ms) is not int or not 0 <= ms <= TIME_MAX_MS:
+        raise _wrong(field, f"must be milliseconds since 1970, up to the year 9999, not {ms!r}")
+    return instant(ms)
+
+
+def as_kind(field: str, value: T, kind: type[T]) -> T:
+    """An object of ours, and not what resembles one."""
+    if not isinstance(value, kind):
+        raise _wrong(field, f"must be {kind.__name__}, not {type(value).__name__}")
+    return value
 
 
 def _wrong(field: str, what: str) -> InvalidArgument:

@@ -18,7 +18,7 @@ from copy import copy
 from types import TracebackType
 from typing import Any, TypeVar
 
-from omnirelay.client.arguments import Bytes, as_bytes, as_list
+from omnirelay.client.arguments import Bytes, as_bytes, as_header, as_kind, as_list
 from omnirelay.client.connections import encoded
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.client.items import ItemSpec as ItemSpec
@@ -51,7 +51,7 @@ A = TypeVar("A")
 
 
 def token_of(lease: out.Lease | OwnershipToken) -> OwnershipToken:
-    return lease if isinstance(lease, OwnershipToken) else lease.ownership_token
+    return lease if isinstance(lease, OwnershipToken) else as_kind("lease", lease, out.Lease).ownership_token
 
 
 class Client:
@@ -77,6 +77,7 @@ class Client:
         self.namespace = namespace
         self.timeout_ms = timeout_ms
         self._request_ids = request_ids
+        as_header("caller", caller)
         headers = {} if caller is None else {"rpc-caller": caller}
         self._linking = Linking(url, namespace, headers, mode)
         self._budget = RetryBudget()

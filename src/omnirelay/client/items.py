@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from omnirelay.client.arguments import Bytes, as_bytes
+from omnirelay.client.arguments import Bytes, as_bytes, as_instant, as_kind
 from omnirelay.core.payload import DEFAULT_PRIORITY, DEFAULT_WEIGHT
 from omnirelay.errors import InvalidArgument
 from omnirelay.wire import requests as asked
-from omnirelay.wire.instants import instant
 
 BATCH_ITEMS = 1_000
 BATCH_BYTES = 3 * 1024 * 1024
@@ -34,7 +33,7 @@ class ItemSpec(msgspec.Struct, kw_only=True):
     max_attempts: int | None = None
 
     def wire(self) -> asked.EnqueueItem:
-        """The item as it is sent. Raises InvalidArgument when the body is not bytes."""
+        """The item as it is sent. Raises InvalidArgument when the body is not bytes, or the time none."""
         return asked.EnqueueItem(
             payload=asked.IncomingPayload(
                 resource_type=self.resource_type,
@@ -48,7 +47,7 @@ class ItemSpec(msgspec.Struct, kw_only=True):
             priority=self.priority,
             weight=self.weight,
             delay_ms=self.delay_ms,
-            not_before=None if self.not_before_ms is None else instant(self.not_before_ms),
+            not_before=as_instant("not_before_ms", self.not_before_ms),
             max_attempts=self.max_attempts,
         )
 
@@ -67,12 +66,14 @@ def with_ids(items: Sequence[ItemSpec], ids: Sequence[str | None]) -> list[ItemS
 
 
 def in_batches(items: Sequence[ItemSpec]) -> list[list[ItemSpec]]:
-    """Items in batches that fit one call. Raises InvalidArgument with the `index` of one whose body is not bytes."""
+    """Items in batches that fit one call. Raises InvalidArgument with the `index` of one that is none, or whose body is
+    not bytes.
+    """
     batches: list[list[ItemSpec]] = [[]]
     size = 0
     for index, item in enumerate(items):
         try:
-            weight = len(as_bytes("body", item.body)) * 4 // 3 + 1_024
+            weight = len(as_bytes("body", as_kind("items", item, ItemSpec).body)) * 4 // 3 + 1_024
         except InvalidArgument as error:
             error.details["index"] = index
             raise

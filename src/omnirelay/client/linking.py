@@ -6,8 +6,9 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal
+from typing import Literal, get_args
 
+from omnirelay.client.arguments import as_choice
 from omnirelay.client.connections import CONNECT_SECONDS, Connection, HttpConnection, checked_url
 from omnirelay.client.failures import ConnectionLost, NotConnected
 from omnirelay.client.stream_connection import Pushed, StreamConnection
@@ -77,6 +78,7 @@ class Linking:
 
     def __init__(self, url: str, namespace: str, headers: dict[str, str], mode: Mode) -> None:
         self._url = checked_url(url)
+        as_choice("mode", mode, get_args(Mode))
         self._namespace = namespace
         self._headers = headers
         self._mode = mode

@@ -42,7 +42,7 @@ from omnirelay.errors import (
 )
 from omnirelay.wire.answers import Lease, Outcome
 from omnirelay.wire.requests import IncomingProgress, IncomingToken
-from omnirelay.wire.streams import StreamAck
+from omnirelay.wire.streams import CREDIT_MAX, StreamAck
 
 _log = logging.getLogger("omnirelay.worker")
 
@@ -275,7 +275,7 @@ class Keeper:
             self.leases(leases, asked_at)
 
     def _room(self) -> int:
-        return max(0, self._capacity - len(self._kept))
+        return min(max(0, self._capacity - len(self._kept)), CREDIT_MAX)
 
     # -- what the node pushes ------------------------------------------------------------------
 

@@ -440,8 +440,8 @@ def _encoded(result: Any) -> tuple[bytes | None, str | None]:
     """A result as the node keeps it: bytes as they are, text as text, anything else as JSON."""
     if result is None:
         return None, None
-    if isinstance(result, bytes):
-        return result, "application/octet-stream"
+    if isinstance(result, bytes | bytearray | memoryview):
+        return bytes(result), "application/octet-stream"
     if isinstance(result, str):
         return result.encode(), "text/plain"
     return msgspec.json.encode(result), "application/json"
