@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import groupby
+from operator import or_
 from typing import Any, Final
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 from omnirelay.core.options import QueueOptions
-from omnirelay.lakehouse import audit_sql, audit_sql_frames, audit_sql_gates
+from omnirelay.lakehouse import audit_sql, audit_sql_frames, audit_sql_gates, audit_sql_pieces
 from omnirelay.lakehouse.audit_plan import ShardPlan
 from omnirelay.lakehouse.audit_rules import FINDINGS_MAX, Finding, Opined
 from omnirelay.lakehouse.segment_files import SegmentFile, scan_of, segment_uri
@@ -26,6 +27,7 @@ _SHARDS: Final = (
     "shard STRING, whole BOOLEAN, first BIGINT, cut BOOLEAN, anchor BIGINT, anchor_generation BIGINT,"
     " begin_chain BINARY, end_ms BIGINT, leader BIGINT, shift_ms BIGINT"
 )
+_CHANGES: Final = ("OptionsChanged", "LeaderElected")
 _read_options = msgspec.json.Decoder(QueueOptions).decode
 
 
@@ -35,6 +37,17 @@ class SqlResult(msgspec.Struct, frozen=True):
     """Items of each shard by what they are at the end."""
     remarks: dict[str, str]
     """Shards that were not looked at, or not to their end, and why."""
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """What one scan says of everything."""
+
+    end_ms: dict[str, int]
+    kinds: set[str]
+    """The rare types that there are events of."""
+    pieces: int
+    span: tuple[int, int] | None
+    """The numbers between which something may be out of line."""
 
 
 def readable(plan: ShardPlan, usable: Sequence[bool]) -> tuple[Entry, ...]:
@@ -83,27 +96,34 @@ class SqlOpinion:
         if not self._plans:
             return SqlResult([], {}, self._remarks)
         events = self._events()
-        shards, history, kinds = self._shards(events)
-        self._report("sql: options and takeovers known")
-        named = audit_sql_gates.gated(history)
-        rows = audit_sql.followed(audit_sql.item_rows(events, kinds, named=named), shards)
-        frames = audit_sql.per_frame(rows).persist()
+        pieces = audit_sql_pieces.pieces(events).persist()
+        frames: DataFrame | None = None
         try:
+            known = self._known(pieces)
+            shards, history = self._shards(events, known)
+            self._report("sql: options and takeovers known")
+            named = audit_sql_gates.gated(history)
+            rows = audit_sql.followed(audit_sql.item_rows(events, known.kinds, named=named), shards)
+            frames = audit_sql.per_frame(rows).persist()
             totals = self._totals(frames)
             self._report("sql: items followed")
             found = [
-                audit_sql_frames.out_of_line(events, shards),
-                audit_sql_frames.off_chain(events, shards),
-                audit_sql_frames.off_depth(events, frames, shards),
+                audit_sql_frames.off_chain(events, shards, known.pieces),
+                audit_sql_frames.off_depth(frames, audit_sql_pieces.told_depth(pieces), shards),
                 audit_sql_gates.beyond_capacity(frames, shards, history),
                 *(audit_sql_gates.beyond_gates(rows, history) if named else ()),
             ]
+            if known.span is not None:
+                odd = audit_sql_pieces.odd_buckets(pieces, self._begun())
+                found.append(audit_sql_frames.out_of_line(_between(events, known.span), odd, shards))
             if any(each["wrong"] or each["wrong_fence"] for each in totals.values()):
                 found.append(audit_sql.named_rows(rows))
             opined = list(_opined(reduce(DataFrame.unionByName, found)))
             self._report("sql: every rule asked for")
         finally:
-            frames.unpersist()
+            if frames is not None:
+                frames.unpersist()
+            pieces.unpersist()
         states = {shard: {name: each[name] for name in audit_sql.STATES.values()} for shard, each in totals.items()}
         return SqlResult(opined, states, self._remarks)
 
@@ -125,43 +145,60 @@ class SqlOpinion:
     def _cut(self, plan: ShardPlan) -> bool:
         return plan.last < self._entries[plan.shard][-1].last
 
-    def _shards(self, events: DataFrame) -> tuple[DataFrame, audit_sql_gates.History, set[str]]:
-        """What is to be known of each shard, its options over time, and the types of all events."""
-        down_ms = F.unix_millis("timestamp") - F.unix_millis("down_from")
-        special = F.when(
-            audit_sql.is_kind("OptionsChanged", "LeaderElected"), F.struct("sequence", "options", down_ms.alias("ms"))
+    def _begun(self) -> DataFrame:
+        """What the segments of each shard begin behind."""
+        values = [(shard, plan.anchor.sequence, plan.anchor.generation) for shard, plan in self._plans.items()]
+        return self._spark.createDataFrame(values, "shard STRING, anchor BIGINT, anchor_generation BIGINT")
+
+    def _known(self, pieces: DataFrame) -> _Known:
+        of_shards = pieces.groupBy("shard").agg(
+            F.max("time").alias("end_ms"), F.bit_or("kinds").alias("kinds"), F.count("*").alias("pieces")
         )
-        known = {
-            row["shard"]: row
-            for row in events.groupBy("shard")
-            .agg(
-                F.max(F.unix_millis("timestamp")).alias("end_ms"),
-                F.collect_list(special).alias("special"),
-                F.collect_set("event_type").alias("kinds"),
-            )
-            .collect()
-        }
+        odd = audit_sql_pieces.odd_buckets(pieces, self._begun())
+        spans = odd.groupBy("shard").agg(F.min("low").alias("low"), F.max("high").alias("high"))
+        rows = of_shards.join(F.broadcast(spans), "shard", "left").collect()
+        mask = reduce(or_, (row["kinds"] or 0 for row in rows), 0)
+        spans_of = [(row["low"], row["high"]) for row in rows if row["low"] is not None]
+        return _Known(
+            {row["shard"]: row["end_ms"] for row in rows},
+            audit_sql_pieces.kinds_in(mask),
+            sum(row["pieces"] for row in rows),
+            (min(low for low, _ in spans_of), max(high for _, high in spans_of)) if spans_of else None,
+        )
+
+    def _shards(self, events: DataFrame, known: _Known) -> tuple[DataFrame, audit_sql_gates.History]:
+        """What is to be known of each shard, and its options over time."""
+        special: dict[str, list[Row]] = {}
+        if not known.kinds.isdisjoint(_CHANGES):
+            down_ms = F.unix_millis("timestamp") - F.unix_millis("down_from")
+            rows = events.where(audit_sql.is_kind(*_CHANGES))
+            for row in rows.select("shard", "sequence", "options", down_ms.alias("ms")).collect():
+                special.setdefault(row["shard"], []).append(row)
         history: dict[str, list[tuple[int, QueueOptions]]] = {}
         values = []
         for shard, plan in self._plans.items():
-            row = known.get(shard)
-            own = sorted([] if row is None else row["special"], key=lambda each: int(each["sequence"]))
+            own = sorted(special.get(shard, []), key=lambda each: int(each["sequence"]))
             # A log begins with the options that a state has by itself.
             history[shard] = [(0, QueueOptions())] if plan.whole else []
             history[shard] += [(each["sequence"], _read_options(each["options"])) for each in own if each["options"]]
             takeovers = [each for each in own if each["options"] is None]
             leader = takeovers[-1]["sequence"] if takeovers else 0
             shift = sum(max(each["ms"] or 0, 0) for each in takeovers)
-            end_ms = None if row is None else row["end_ms"]
             before = (plan.anchor.sequence, plan.anchor.generation, plan.begin_chain)
-            values.append((shard, plan.whole, plan.first, self._cut(plan), *before, end_ms, leader, shift))
-        kinds = {kind for row in known.values() for kind in row["kinds"]}
-        return self._spark.createDataFrame(values, _SHARDS), history, kinds
+            values.append(
+                (shard, plan.whole, plan.first, self._cut(plan), *before, known.end_ms.get(shard), leader, shift)
+            )
+        return self._spark.createDataFrame(values, _SHARDS), history
 
     def _totals(self, frames: DataFrame) -> dict[str, dict[str, Any]]:
         names = ("wrong", "wrong_fence", *audit_sql.STATES.values())
         rows = frames.groupBy("shard").agg(*(F.sum(name).alias(name) for name in names)).collect()
         return {row["shard"]: row.asDict() for row in rows}
+
+
+def _between(events: DataFrame, span: tuple[int, int]) -> DataFrame:
+    """Few row groups of few files, when that is where something is: their statistics say what they hold."""
+    return events.where(F.col("sequence").between(*span))
 
 
 def _opined(violations: DataFrame) -> Iterable[Opined]:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from omnirelay.lakehouse.audit_sql_pieces import begins_frame, bucket
 
-def out_of_line(events: DataFrame, shards: DataFrame) -> DataFrame:
+LINKS_MAX: Final = 500_000
+"""The links of so many frames are sent to every task."""
+
+
+def out_of_line(events: DataFrame, odd: DataFrame, shards: DataFrame) -> DataFrame:
     """Events that do not follow the one before them, and generations that do not rise.
 
-    `shards` has for each shard `first`, `anchor` (the event before the segments) and `anchor_generation`.
+    `odd` are the `odd_buckets`: events of others are in line. `shards` has for each shard `first`, `anchor` (the event
+    before the segments) and `anchor_generation`.
     """
     by_shard = Window.partitionBy("shard").orderBy("sequence")
     rows = (
-        events.select("shard", "sequence", "event_type", "generation", "frame_generation")
+        events.select("shard", "sequence", "event_type", "generation", "frame_generation", bucket().alias("bucket"))
+        .join(F.broadcast(odd.select("shard", "bucket", "judged")), ["shard", "bucket"])
         .withColumn("before", F.lag("sequence").over(by_shard))
         .withColumn("generation_before", F.lag("frame_generation").over(by_shard))
-        .where(
-            F.col("before").isNull()
-            | (F.col("sequence") != F.col("before") + 1)
-            | (F.col("frame_generation") != F.col("generation_before"))
-            | (F.col("event_type") == "GenerationStarted")
-        )
+        .where("judged")
         .join(F.broadcast(shards), "shard")
         .withColumn("before", F.coalesce("before", "anchor"))
         .withColumn("generation_before", F.coalesce("generation_before", "anchor_generation"))
@@ -47,22 +51,21 @@ def _told(rule: str, what: Column) -> Column:
     return F.struct(F.lit(rule).alias("rule"), what.alias("what"))
 
 
-def _begins_frame() -> Column:
-    """That a row is one with the bytes of its frame, without reading them: they are most of a segment."""
-    return F.col("chain").isNotNull() | (F.col("sequence") == F.col("frame_first"))
+def off_chain(events: DataFrame, shards: DataFrame, count: int) -> DataFrame:
+    """Frames whose chain is not the hash of the chain before them and their bytes. `shards`: `first`, `begin_chain`.
 
-
-def off_chain(events: DataFrame, shards: DataFrame) -> DataFrame:
-    """Frames whose chain is not the hash of the chain before them and their bytes. `shards`: `first`, `begin_chain`."""
+    `count` is how many frames there are.
+    """
     frames = events.where(F.col("frame").isNotNull())
     links = (
-        events.where(_begins_frame())
+        events.where(begins_frame())
         .select("shard", "frame_first", "chain")
         .withColumn("before", F.lag("chain").over(Window.partitionBy("shard").orderBy("frame_first")))
         .join(F.broadcast(shards), "shard")
         .select("shard", "frame_first", "first", F.coalesce("before", "begin_chain").alias("before"))
     )
-    # The bytes stay where they are: only the links go around.
+    # The bytes stay where they are: only the links go around. Left to itself, Spark begins to sort both.
+    links = F.broadcast(links) if count <= LINKS_MAX else links
     rows = frames.select("shard", "frame_first", "frame_last", "frame", "chain").join(links, ["shard", "frame_first"])
     hashed = F.unhex(F.sha2(F.concat("before", "frame"), 256))
     return rows.where(
@@ -76,7 +79,7 @@ def off_chain(events: DataFrame, shards: DataFrame) -> DataFrame:
     )
 
 
-def off_depth(events: DataFrame, frames: DataFrame, shards: DataFrame) -> DataFrame:
+def off_depth(frames: DataFrame, told_by: DataFrame, shards: DataFrame) -> DataFrame:
     """Frames that tell another depth than the events up to them give; `frames` is what `per_frame` makes of events.
 
     Only of shards that are there from their first event on. `shards`: `whole`, `first`, `cut` (the last frame is not
@@ -84,7 +87,6 @@ def off_depth(events: DataFrame, frames: DataFrame, shards: DataFrame) -> DataFr
     """
     by_shard = Window.partitionBy("shard").orderBy("frame_first")
     so_far = by_shard.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    told_by = events.where(_begins_frame()).select("shard", "frame_first", "queue_pending", "queue_active")
     rows = (
         frames.withColumn("pending_now", F.sum("more_pending").over(so_far))
         .withColumn("leased_now", F.sum("more_leased").over(so_far))
@@ -92,10 +94,8 @@ def off_depth(events: DataFrame, frames: DataFrame, shards: DataFrame) -> DataFr
         .join(told_by, ["shard", "frame_first"])
         .join(F.broadcast(shards), "shard")
     )
-    told = F.col("queue_pending").isNotNull() & F.col("whole") & (F.col("last_row") >= F.col("first"))
-    differs = (F.col("pending_now") != F.col("queue_pending")) | (
-        F.col("leased_now") != F.coalesce("queue_active", F.lit(0))
-    )
+    told = F.col("whole") & (F.col("last_row") >= F.col("first"))
+    differs = (F.col("pending_now") != F.col("told_pending")) | (F.col("leased_now") != F.col("told_leased"))
     return rows.where(told & differs & ~(F.col("is_final") & F.col("cut"))).select(
         F.lit("depth").alias("rule"),
         "shard",
@@ -103,9 +103,9 @@ def off_depth(events: DataFrame, frames: DataFrame, shards: DataFrame) -> DataFr
         F.lit(None).cast("bigint").alias("item"),
         F.concat(
             F.lit("the frame says "),
-            "queue_pending",
+            "told_pending",
             F.lit(" pending and "),
-            F.coalesce("queue_active", F.lit(0)),
+            "told_leased",
             F.lit(" leased, its events and those before it give "),
             "pending_now",
             F.lit(" and "),
