@@ -64,7 +64,7 @@ def off_chain(events: DataFrame, shards: DataFrame, count: int) -> DataFrame:
         .join(F.broadcast(shards), "shard")
         .select("shard", "frame_first", "first", F.coalesce("before", "begin_chain").alias("before"))
     )
-    # The bytes stay where they are: only the links go around. Left to itself, Spark begins to sort both.
+    # The bytes stay where they are: only the links go around.
     links = F.broadcast(links) if count <= LINKS_MAX else links
     rows = frames.select("shard", "frame_first", "frame_last", "frame", "chain").join(links, ["shard", "frame_first"])
     hashed = F.unhex(F.sha2(F.concat("before", "frame"), 256))
