@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,11 +108,18 @@ async def test_a_nightly_job_is_enqueued_once() -> None:
 
 async def test_a_cancelled_export_says_why_it_stops(capsys: pytest.CaptureFixture[str]) -> None:
     names = module_of("docs/how-to/cancellation.md")
+    asleep = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        asleep.set()  # A handler that has not begun has nothing to say when it is cancelled.
+        await asyncio.sleep(seconds)
+
+    names["asyncio"] = SimpleNamespace(sleep=sleep, CancelledError=asyncio.CancelledError)
     async with running_node() as node, Client(node.url) as client:
         worker = Worker(names["handlers"], url=node.url)
         running = asyncio.create_task(worker.run())
         item = await client.enqueue("export", "e")
-        await event_about(client, "LeaseGranted")
+        await asleep.wait()
         await client.cancel(item.sequence_id)
         assert (await client.get(item.sequence_id, wait_ms=20_000)).state == "cancelled"
         worker.stop()
