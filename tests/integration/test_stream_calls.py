@@ -16,6 +16,7 @@ from omnirelay.node.node import Node
 from omnirelay.rpc.calls import Call, Reply
 from omnirelay.rpc.dispatcher import Proceed
 from tests.integration.nodes import running_node
+from tests.integration.shards import events_of
 from tests.integration.stream_peers import ITEM, peer_of
 from tests.patience import PATIENCE_S
 
@@ -149,3 +150,46 @@ async def test_a_drop_gives_back_what_a_call_was_granted_too_late() -> None:
         disk.goes_on.set()
         [lease] = await client.lease(wait_ms=10_000)
         assert lease.attempt == 1
+
+
+async def kinds_of(node: Node) -> list[str]:
+    return [type(event).__name__ for event in await events_of(node.components[0].shard().log)]
+
+
+async def test_a_lease_call_that_was_abandoned_gets_nothing() -> None:
+    waiting = {"id": "w", "call": {"verb": "lease", "request": {"maxItems": 1, "waitMs": 60_000}}}
+    async with running_node() as node, peer_of(node.url) as peer:
+        await peer.send(waiting)
+        await peer.send({"abandon": ["w", "never-heard-of"]})
+        assert (await peer.answered("w"))["error"]["code"] == "error.resourcelease.abandoned"
+        await peer.call("enqueue", ITEM)
+        [lease] = (await peer.call("lease", {"maxItems": 1}, ttlMs=10_000))["leases"]
+        assert lease["attempt"] == 1
+        await peer.send({"abandon": ["w"]})
+        assert len((await peer.call("peek", {"state": "leased"}))["items"]) == 1
+        assert (await kinds_of(node))[-2:] == ["Enqueue", "LeaseGranted"]
+
+
+async def test_a_client_that_cancels_a_lease_call_leaves_no_waiter_behind() -> None:
+    async with running_node() as node, Client(node.url, mode="stream") as client:
+        await client.stats()
+        for _ in range(20):
+            waiting = asyncio.ensure_future(client.lease(wait_ms=60_000))
+            await client.stats()  # Behind it on the same connection: it has arrived.
+            waiting.cancel()
+            await asyncio.wait((waiting,))
+        await client.enqueue("table", "orders")
+        assert len(await client.lease(wait_ms=10_000)) == 1
+        assert (await kinds_of(node))[-2:] == ["Enqueue", "LeaseGranted"]
+
+
+async def test_what_was_granted_as_its_call_was_abandoned_is_given_back() -> None:
+    """Item and abandonment arrive together: whichever comes first, nothing stays with a caller that is gone."""
+    async with running_node() as node, peer_of(node.url) as peer:
+        await peer.send({"id": "w", "call": {"verb": "lease", "request": {"maxItems": 1, "waitMs": 60_000}}})
+        await peer.call("stats", {})
+        await peer.send({"id": "e", "call": {"verb": "enqueue", "request": ITEM}}, {"abandon": ["w"]})
+        abandoned = await peer.answered("w")
+        assert "error" in abandoned, abandoned
+        [lease] = (await peer.call("lease", {"maxItems": 1, "waitMs": 10_000}))["leases"]
+        assert lease["attempt"] == 1

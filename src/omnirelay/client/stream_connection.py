@@ -263,11 +263,15 @@ class StreamConnection(WebSocketLink):
     async def call(self, verb: str, request: bytes, ttl_ms: float, answer: type[A]) -> A:
         message = b'"call":{"verb":%b,"request":%b,"ttlMs":%d}' % (_encode(verb), request, max(1, ttl_ms))
         waiting: asyncio.Future[A] = self._ask(message, decoder_of(answer))
+        call_id = self._next_id
         if verb == "lease":
-            self._leasing.add(self._next_id)
+            self._leasing.add(call_id)
         try:
             return await self._within(ttl_ms, waiting)
         except asyncio.CancelledError:
+            if call_id in self._leasing:
+                # Or the node would grant it what comes next, for as long as it would have waited.
+                self.say(abandon=[call_id])
             # The answer may have come in the very turn of the loop in which the caller was told to go.
             if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
                 answered = waiting.result()

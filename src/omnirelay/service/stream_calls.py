@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
-from omnirelay.errors import OmniRelayError, ResourceExhausted
+from omnirelay.errors import OmniRelayError, ResourceExhausted, Unavailable
 from omnirelay.rpc.calls import Call, Reply, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.driving import Driven
@@ -19,6 +19,7 @@ CALLS_MAX = 10_000
 CALL_BYTES_MAX = 64 * 1024 * 1024
 """Most bytes of requests of one stream that wait for an answer."""
 TTL_MAX_MS = 1e10
+ABANDONED = "error.resourcelease.abandoned"
 
 Answer: TypeAlias = Callable[[CallId | None, Reply | OmniRelayError], None]
 
@@ -28,13 +29,15 @@ _encode = msgspec.json.Encoder().encode
 class RunningCall:
     """A call that has not been answered yet."""
 
-    __slots__ = ("call", "id", "size", "work")
+    __slots__ = ("call", "forsaken", "id", "size", "work")
 
     def __init__(self, call_id: CallId | None, call: Call, size: int) -> None:
         self.id = call_id
         self.call = call
         self.size = size
         self.work: Driven | asyncio.Task[None] | None = None
+        self.forsaken = False
+        """It was answered without it; what comes of it all the same is given back."""
 
     def cancel(self) -> None:
         if isinstance(self.work, Driven):
@@ -54,6 +57,7 @@ class StreamCalls:
         self._answer = answer
         self._loop = asyncio.get_running_loop()
         self._running: set[RunningCall] = set()
+        self._by_id: dict[CallId, RunningCall] = {}
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -89,6 +93,8 @@ class StreamCalls:
             asked = Call(meta, _encode(request))  # Somebody between here and the handler may want to see it.
         running = RunningCall(call_id, asked, size)
         self._running.add(running)
+        if call_id is not None:
+            self._by_id[call_id] = running
         self._bytes += size
         if direct:
             running.work = Driven(self._serve(running, keeps_deadline=False), self._loop)
@@ -123,7 +129,7 @@ class StreamCalls:
             outcome = error
         finally:
             self._over(running)
-        if not self._closed:
+        if not self._closed and not running.forsaken:
             self._answer(running.id, outcome)
         elif isinstance(outcome, Reply) and outcome.undelivered is not None:
             outcome.undelivered()
@@ -132,6 +138,23 @@ class StreamCalls:
         if running in self._running:
             self._running.remove(running)
             self._bytes -= running.size
+            if running.id is not None and self._by_id.get(running.id) is running:
+                del self._by_id[running.id]
+
+    def abandon(self, call_ids: Sequence[CallId]) -> None:
+        """The peer no longer waits for these. Each still gets its answer, which says so; one that is answered already
+        gets no other.
+        """
+        for call_id in call_ids:
+            running = self._by_id.get(call_id)
+            if running is not None:
+                self._forsake(running)
+                self._answer(call_id, Unavailable("the caller abandoned the call", code=ABANDONED))
+
+    def _forsake(self, running: RunningCall) -> None:
+        self._over(running)
+        running.forsaken = True
+        running.cancel()
 
     # -- deadlines of calls that are driven: a task has its own -----------------------------------
 
@@ -156,9 +179,8 @@ class StreamCalls:
             if due > now:
                 self._watch_deadline(running)
                 continue
-            self._over(running)
             running.call.overdue = True
-            running.cancel()
+            self._forsake(running)
             try:
                 outcome: Reply | OmniRelayError = self._dispatcher.too_late(running.call)
             except OmniRelayError as error:

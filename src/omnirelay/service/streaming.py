@@ -170,6 +170,8 @@ class LeaseStream:
         if message.call is not None:
             peer_id = None if self._opened is None else self._opened.peer_id
             self._calls.begin(message.id, message.call, received.request, size, peer_id)
+        if message.abandon is not None:
+            self._calls.abandon(message.abandon)
 
     def _open(self, opened: StreamOpen) -> None:
         if self._opened is not None:

@@ -72,6 +72,8 @@ class StreamMessage(Incoming):
     begin: list[OwnershipToken] | None = None
     acks: list[StreamAck] | None = None
     call: StreamCall | None = None
+    abandon: list[CallId] | None = None
+    """Calls of this stream that nobody waits for any more: what they wait for goes to others."""
     clock: float | None = None
     """Any time of the peer's own; the latest comes back with leases, which were pushed later than that."""
 
