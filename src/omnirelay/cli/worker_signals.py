@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 
@@ -33,10 +34,26 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
         # In place of the one that asyncio sets, which does nothing: its loop is woken all the same.
         signal.signal(number, take)
 
-    def forget() -> None:
+    _give_children_their_own(numbers)
+
+
+def _give_children_their_own(numbers: list[signal.Signals]) -> None:
+    """A child that is forked shares what wakes the loop: a signal to it would stop this worker, and leave it alive. One
+    that comes before the child has forgotten that waits until then.
+    """
+    forking = threading.local()
+
+    def before() -> None:
+        forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def in_parent() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
+
+    def in_child() -> None:
         signal.set_wakeup_fd(-1)
         for number in numbers:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
 
-    # A child that is forked shares what wakes the loop: a signal to it would stop this worker, and leave it alive.
-    os.register_at_fork(after_in_child=forget)
+    if sys.platform != "win32":
+        os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
