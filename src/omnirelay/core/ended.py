@@ -16,12 +16,11 @@ from omnirelay.core.items import Lease
 class EndedLeases:
     """In the order they ended."""
 
-    __slots__ = ("_append", "_by_item", "_others", "order")
+    __slots__ = ("_by_item", "_others", "order")
 
     def __init__(self) -> None:
         self.order: deque[Lease] = deque()
         """Oldest first. For reading; `add` and `forget_oldest` change it."""
-        self._append = self.order.append  # Compiled code would look the method up for every lease.
         self._by_item: dict[int, Lease] = {}
         """One per item: the first to come while there was none."""
         self._others: dict[str, Lease] = {}
@@ -34,7 +33,7 @@ class EndedLeases:
         return iter(self.order)
 
     def add(self, lease: Lease) -> None:
-        self._append(lease)
+        self.order.append(lease)
         # As Any, or compiled code makes a number of its own to be the key.
         token: Any = lease.token
         if self._by_item.setdefault(token.sequence_id, lease) is not lease:

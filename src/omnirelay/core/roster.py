@@ -16,16 +16,15 @@ _SLACK: Final = 1_024
 
 
 class Roster:
-    __slots__ = ("_append", "_line", "live")
+    __slots__ = ("_line", "live")
 
     def __init__(self) -> None:
         self._line: deque[Item] = deque()
         """Holds an item twice when it was ready, was not, and is again."""
-        self._append = self._line.append  # Compiled code would look the method up for every item.
         self.live = 0
 
     def enter(self, item: Item) -> None:
-        self._append(item)
+        self._line.append(item)
         self.live += 1
 
     def left(self) -> None:
@@ -33,7 +32,6 @@ class Roster:
         self.live = live = self.live - 1
         if len(self._line) > 2 * live + _SLACK:
             self._line = deque(self)
-            self._append = self._line.append
 
     def first(self) -> Item | None:
         """The one that has been ready for longest. Drops what it finds before it: nobody looks at that twice."""
