@@ -195,8 +195,9 @@ async def check(
     recording: Recording, position: int, image: dict[str, bytes], witness: bytes | None, directory: Path
 ) -> None:
     """Recover from an image of the disk. Raises PromiseBroken unless all that was acknowledged is there."""
-    lay_out(directory, image, witness, recording.snapshots)
     due = recording.due(position)
+    # They are made of what is in the log: before there is anything, there are none.
+    lay_out(directory, image, witness, recording.snapshots if due else None)
     try:
         log = SqliteLog.open(directory, NAMESPACE)
     except OmniRelayError as error:
