@@ -109,21 +109,11 @@ class Lease(Outgoing, gc=False):
 
 
 def lease_of(granted: answers.GrantedLease) -> Lease:
-    """By position, as `payload_of`, and without a call of it."""
+    """By position, as `payload_of`."""
     token = granted.token
     progress = granted.progress
-    payload = granted.payload
-    resource_id, partition_key, encoding = payload.resource_id, payload.partition_key, payload.payload_encoding
     return Lease(
-        OutgoingPayload(
-            payload.resource_type,
-            resource_id,
-            resource_id if partition_key is None else partition_key,
-            DEFAULT_ENCODING if encoding is None else encoding,
-            payload.body,
-            payload.attributes or {},
-            payload.request_id,
-        ),
+        payload_of(granted.payload),
         token.sequence_id,
         token.attempt,
         instant(granted.enqueued_at),

@@ -110,21 +110,10 @@ class EnqueueItem(Incoming):
     max_attempts: Annotated[int, Meta(ge=1, le=ATTEMPTS_MAX)] | None = None
 
     def value(self) -> NewItem:
-        """All in one step, as `IncomingPayload.value` does its part: this runs for every item."""
-        given = self.payload
-        if given is None:
+        if self.payload is None:
             refuse("payload", "is required", code="resourcelease.payload.required")
-        payload = Payload(
-            resource_type=given.resource_type,
-            resource_id=given.resource_id,
-            partition_key=given.partition_key,
-            payload_encoding=given.payload_encoding,
-            body=given.body,
-            attributes=given.attributes or None,
-            request_id=given.request_id,
-        )
         return NewItem(
-            payload=payload,
+            payload=self.payload.value(),
             priority=self.priority,
             weight=self.weight,
             not_before_ms=None if self.not_before is None else read_instant("notBefore", self.not_before),
@@ -185,10 +174,9 @@ class Acknowledgement(Incoming):
     peer_id: str | None = None
 
     def token(self) -> OwnershipToken:
-        given = self.ownership_token
-        if given is None:
+        if self.ownership_token is None:
             refuse("ownershipToken", "is required")
-        return OwnershipToken(given.sequence_id, given.attempt, given.lease_id, given.fence)
+        return self.ownership_token.value()
 
 
 class HeartbeatAck(Acknowledgement):
