@@ -52,15 +52,22 @@ class CsvSink:
 
     async def open(self, shard: str) -> int | None:
         """The file itself says how far it reaches, so nothing is ever written twice."""
-        self._directory.mkdir(parents=True, exist_ok=True)
         self._path = self._directory / f"{shard}.csv"
-        if not self._path.exists():
-            self._path.write_bytes(_as_rows([self._columns]))
-        whole = self._path.read_bytes().rpartition(b"\n")[0]  # A crash may have cut the last row off.
-        self._size = len(whole) + 1
-        last_row = whole.rpartition(b"\n")[2]
-        self._last = 0 if last_row.startswith(SEQUENCE.encode()) else int(last_row.partition(b",")[0])
-        return self._last
+        return await asyncio.to_thread(self._find_end)
+
+    def _find_end(self) -> int:
+        with self._lock:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._path.touch()
+            data = self._path.read_bytes()
+            whole = data[: data.rfind(b"\n") + 1]  # A crash may have cut the last row off, were it the first.
+            if not whole:
+                whole = _as_rows([self._columns])
+                self._path.write_bytes(whole)
+            self._size = len(whole)
+            last_row = whole.splitlines()[-1]
+            self._last = 0 if last_row.startswith(SEQUENCE.encode()) else int(last_row.partition(b",")[0])
+            return self._last
 
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
         await asyncio.to_thread(self._append, events)

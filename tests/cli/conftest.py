@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from omnirelay.cli.main import app
+from omnirelay.cli.app import app
 from tests.cli.processes import DevNode
 
 NAMESPACES = [f"shard{number:03d}" for number in range(200)]

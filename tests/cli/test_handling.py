@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.conftest import Relay
 from tests.cli.processes import command, environment
+from tests.cli.scripted import server
 from tests.patience import PATIENCE_S
 
 
@@ -68,6 +69,21 @@ def test_pause_and_resume(relay: Relay) -> None:
     assert relay.ok("resume", "--type", "table").out == "nothing is paused\n"
     relay.ok("enqueue", "table", "x")
     assert relay.run("pause", "--until", "2999-01-01", "--for", "1s").code == 2
+
+
+def test_a_pause_for_a_while_is_counted_by_the_clock_of_the_node() -> None:
+    stats = {"stats": {"backpressure": {"observedAt": "2001-02-03T04:05:06.789+00:00"}}}
+    with server(json.dumps(stats).encode(), b'{"success": true, "pauses": []}') as relay:
+        relay.ok("pause", "--for", "10m")
+    assert [verb for verb, _ in relay.asked] == ["stats", "pause"]
+    assert relay.asked[1][1]["until"] == "2001-02-03T04:15:06.789+00:00"
+
+
+def test_a_pause_that_never_ends_by_itself_is_wrong_usage(relay: Relay) -> None:
+    said = relay.run("pause", "--for", "9999999999d")
+    assert said.code == 2
+    assert "--for must end before the year 10000" in said.err
+    assert relay.ok("stats", "-o", "json").json["stats"]["pauses"] == []
 
 
 # -- drain and restore ---------------------------------------------------------------------------

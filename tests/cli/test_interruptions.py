@@ -125,6 +125,12 @@ def test_interrupted_enqueue_says_with_which_line_to_go_on(number: int, code: in
     assert err == "error: interrupted; 2 items up to line 2 were accepted and stay, go on from line 3\n"
 
 
+def test_an_interruption_while_the_commands_are_being_loaded_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    done = omnirelay("stats", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_enqueue_that_waits_for_its_input_is_interrupted_at_once(relay: Relay) -> None:
     process = subprocess.Popen(
         command("enqueue", "--from", "-", "--batch", 1, "-o", "jsonl", "--url", relay.url, "-n", relay.namespace),

@@ -374,7 +374,7 @@ import json, sys
 sys.modules["obstore"] = None
 sys.modules["pyarrow"] = None
 from typer.testing import CliRunner
-from omnirelay.cli.main import app
+from omnirelay.cli.app import app
 for arguments in json.loads(sys.argv[1]):
     result = CliRunner().invoke(app, ["log", *arguments])
     print(json.dumps([result.exit_code, result.stderr]))

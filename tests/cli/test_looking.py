@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 
 import pytest
 
@@ -130,6 +131,7 @@ def test_watch_looks_again_and_again_until_it_is_interrupted(relay: Relay) -> No
 def test_there_is_always_a_pause_between_two_looks() -> None:
     assert interval_of("0s") == interval_of("1ms") == 100
     assert interval_of("2s") == 2_000
+    assert interval_of("999999999999999d") / 1000 < threading.TIMEOUT_MAX
 
 
 def test_nothing_answers(relay: Relay) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,3 +131,50 @@ def test_what_makes_no_sense_is_refused(relay: Relay) -> None:
 def test_a_node_without_sinks_says_so(node: DevNode) -> None:
     said = Relay(node.url, "unused").ok("replication", "status")
     assert said.out == "no sinks: a node has those of [sinks.NAME] in its configuration\n"
+
+
+def test_a_log_behind_what_its_sink_has_got_is_said_to_be_and_can_be_given_up(tmp_path: Path) -> None:
+    data, namespace = tmp_path / "data", "resourcelease"
+    (tmp_path / "omnirelay.toml").write_text(f'[node]\nport = 0\ndata = "{data}"\n[sinks.lake]\nkind = "file"\n')
+    files = Relay("", namespace)
+    for enqueued in (1, 20):
+        process = spawned("serve", "--config", "omnirelay.toml", cwd=tmp_path)
+        relay = Relay(started(process.stdout, tmp_path), namespace)
+        for _ in range(enqueued):
+            relay.enqueue()
+        delivered(relay)
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+        if enqueued == 1:
+            shutil.copytree(data / namespace, tmp_path / "older")
+    shutil.rmtree(data / namespace)
+    (tmp_path / "older").rename(data / namespace)
+    process = spawned("serve", "--config", "omnirelay.toml", cwd=tmp_path)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 6
+    assert f"`omnirelay log recover --data {data}` what can be kept" in err
+    verified = files.run("log", "verify", "--data", data, "-o", "json")
+    assert (verified.code, verified.json["code"]) == (6, "error.log.regressed")
+    said = files.run("log", "recover", "--data", data)
+    assert said.code == 6
+    assert "the sink lake has got event" in said.err
+    assert "kept: the events up to 2; lost: 3 to 23, and whatever came after that" in said.err
+    recovered = files.ok("log", "recover", "--data", data, "--accept-loss", "--yes", "-o", "json").json
+    assert (recovered["lastSequence"], recovered["fencesAbove"]) == (2, 23)
+    process = spawned("serve", "--config", "omnirelay.toml", cwd=tmp_path)
+    try:
+        again = Relay(started(process.stdout, tmp_path), namespace)
+        assert again.ok("lease", "-o", "json").json["ownershipToken"]["fence"] > 23 + 2**32
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+
+
+def delivered(relay: Relay) -> None:
+    """Wait until no sink is behind."""
+    with httpx.Client(base_url=relay.url, timeout=PATIENCE_S) as client:
+        while any(
+            each["lagEvents"] or each["state"] != "running"
+            for each in client.get("/omnirelay/control/replication").json()["sinks"]
+        ):
+            pass

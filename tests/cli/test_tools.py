@@ -16,7 +16,7 @@ import pytest
 from typer.main import get_command
 
 import omnirelay
-from omnirelay.cli.main import app
+from omnirelay.cli.app import app
 from tests.cli.conftest import Relay
 from tests.cli.processes import command, environment
 from tests.cli.processes import omnirelay as run_omnirelay

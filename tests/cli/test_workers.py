@@ -144,13 +144,14 @@ def test_handlers_that_are_not_there_are_named(relay: Relay, tmp_path: Path) -> 
     for registry, complaint in (
         ("jobs", "module:name"),
         ("no_such_module:handlers", "no module 'no_such_module'"),
+        ("./jobs.py:handlers", "say a module, not a file: jobs:handlers"),
         ("jobs:nothing", "no Handlers called 'nothing'"),
-        ("jobs:not_handlers", "no Handlers called 'not_handlers'"),
     ):
         worker = start_worker(relay, tmp_path, registry)
         _, said = worker.communicate(timeout=PATIENCE_S)
         assert worker.returncode == 2
         assert complaint in said
+        assert said.count("\n") == 1, said
 
 
 def test_a_module_that_imports_what_is_missing_is_not_called_missing_itself(relay: Relay, tmp_path: Path) -> None:
@@ -161,9 +162,10 @@ def test_a_module_that_imports_what_is_missing_is_not_called_missing_itself(rela
     for registry, missing in (("ordersworth:handlers", "'orders'"), ("shop.work:handlers", "'shop.missing'")):
         worker = start_worker(relay, tmp_path, registry)
         _, said = worker.communicate(timeout=PATIENCE_S)
-        assert worker.returncode != 0
+        assert worker.returncode == 1
         assert f"No module named {missing}" in said, said
         assert "there is no module" not in said
+        assert said.count("\n") == 1, said
     for registry, missing in (("nowhere.work:handlers", "'nowhere.work'"), ("shop.play:handlers", "'shop.play'")):
         worker = start_worker(relay, tmp_path, registry)
         _, said = worker.communicate(timeout=PATIENCE_S)

@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
-from omnirelay.cli.main import app
+from omnirelay.cli.app import app
 from omnirelay.client.sync import SyncClient
 from omnirelay.client.threads import LoopThread
 from omnirelay.errors import InvalidArgument

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,55 @@ def test_a_client_from_before_a_fork_is_refused_in_the_child_and_goes_on_in_the_
     misplaced = ["error.client.misplaced"] * 3
     assert done.stdout.split("\n") == [*misplaced, "0", "ended with 0", "0", ""], done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+LEFT_OPEN = """
+import atexit, threading
+atexit.register(lambda: print([each.name for each in threading.enumerate()]))  # After whatever is registered later.
+import sys
+from omnirelay import SyncClient
+client = SyncClient(sys.argv[1])
+client.stats()
+"""
+
+
+def test_a_client_that_nobody_closed_ends_its_thread_with_the_process(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path) as node:
+        done = subprocess.run(
+            [sys.executable, "-W", "always", "-c", LEFT_OPEN, node.url],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, "['MainThread']\n"), done.stderr
+        assert f"ResourceWarning: unclosed client of {node.url}" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+async def test_a_client_that_nobody_has_any_more_ends_its_thread() -> None:
+    def lose_one(url: str) -> None:
+        # In one thread from beginning to end: another one may hold on to what it was given for a moment longer.
+        client = SyncClient(url)
+        client.stats()
+        thread = client._thread._thread
+        with pytest.warns(ResourceWarning, match="unclosed client"):
+            del client
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+    async with running_node() as node:
+        await asyncio.to_thread(lose_one, node.url)
+
+
+async def test_a_client_of_which_somebody_has_a_method_goes_on() -> None:
+    async with running_node() as node:
+        client = await asyncio.to_thread(SyncClient, node.url)
+        stats, close = client.stats, client.close
+        del client
+        gc.collect()
+        assert (await asyncio.to_thread(stats)).pending_count == 0
+        await asyncio.to_thread(close)
 
 
 async def test_a_call_in_flight_raises_that_the_client_was_closed() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -201,6 +203,68 @@ async def test_a_proxy_whose_node_restarts_does_not_turn_a_client_to_plain_http(
             network.is_away = False
             assert (await call).sequence_id == 1
             assert isinstance(client._linking.live, StreamConnection)
+
+
+@pytest.mark.parametrize("first", [None, 1])
+async def test_a_watch_where_no_node_is_fails_as_any_call_does(first: int | None) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        async with Client(f"http://127.0.0.1:{nobody.getsockname()[1]}", timeout_ms=300) as client:
+            for call in (client.stats, lambda: anext(client.watch(first))):
+                with pytest.raises((NotConnected, DeadlineExceeded)):
+                    await asyncio.wait_for(call(), PATIENCE_S)
+
+
+async def test_a_deadline_tells_what_the_try_before_ran_into() -> None:
+    tries = 0
+    hung = asyncio.Event()
+
+    async def close_then_hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal tries
+        tries += 1
+        first = tries == 1
+        if not first:
+            await reader.read()
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        if not first:
+            hung.set()
+
+    async with await asyncio.start_server(close_then_hang, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with Client(url, mode="http", timeout_ms=1_000) as client:
+            with pytest.raises(DeadlineExceeded, match=r"within 1000 ms; the try before: the call to .* broke off"):
+                await client.stats()
+        await asyncio.wait_for(hung.wait(), PATIENCE_S)
+
+
+async def test_a_watch_whose_first_connection_is_swallowed_fails_in_the_time_of_a_call() -> None:
+    async with running_node() as node, network_before(node.url) as network:
+        network.swallow()
+        async with Client(network.url, timeout_ms=300) as client:
+            with pytest.raises(DeadlineExceeded):
+                await asyncio.wait_for(anext(client.watch(1)), PATIENCE_S)
+
+
+async def test_a_page_of_somebody_else_is_no_log_to_watch() -> None:
+    async with running_node() as node, network_before(node.url) as network:
+        network.is_away = True
+        network.away_status = b"200 OK"
+        # Less than the node's page would be asked for again in, so that the first answer is the last.
+        async with Client(network.url, timeout_ms=900) as client:
+            for first in (None, 1):
+                with pytest.raises(NotConnected, match="not that of a node"):
+                    await asyncio.wait_for(anext(client.watch(first)), PATIENCE_S)
+
+
+async def test_a_watch_waits_for_its_first_connection_within_the_time_of_a_call(tmp_path: Path) -> None:
+    with NodeProcess(tmp_path) as node:
+        node.kill()
+        async with Client(node.url, timeout_ms=PATIENCE_MS) as client:
+            first = asyncio.ensure_future(anext(client.watch(1)))
+            await asyncio.to_thread(node.start)
+            assert (await first)["sequenceNumber"] == 1
 
 
 async def test_a_watch_goes_on_behind_the_last_event_after_the_node_was_killed(tmp_path: Path) -> None:

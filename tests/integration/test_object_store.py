@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from omnirelay.errors import OmniRelayError, Unavailable, Unimplemented
+from omnirelay.errors import Unavailable, Unimplemented
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.errors import ObjectMissing, SegmentStoreUnusable
 from omnirelay.segments.local import LocalObjectStore
@@ -149,8 +149,38 @@ async def test_an_address_that_cannot_be_is_refused(address: str, options: dict[
 
 
 async def test_a_bucket_that_is_not_there_is_named(s3: S3Server) -> None:
-    with pytest.raises(OmniRelayError, match="s3://nowhere/x"):
+    with pytest.raises(SegmentStoreUnusable, match="there is no bucket s3://nowhere/x"):
         await connect("s3://nowhere/x", s3.options)
+
+
+async def test_who_gives_a_proof_up_does_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
+    class Hanging(LocalObjectStore):
+        async def put_if_absent(self, key: str, data: bytes) -> bool:
+            asked.set()
+            await asyncio.Event().wait()
+            return True
+
+        async def delete(self, key: str) -> None:
+            await asyncio.Event().wait()
+
+    asked = asyncio.Event()
+    proof = asyncio.create_task(prove_one_winner(Hanging(tmp_path)))
+    await asyncio.wait_for(asked.wait(), PATIENCE_S)
+    proof.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(proof, PATIENCE_S)
+
+
+async def test_a_proof_that_fails_says_why_and_not_what_failed_behind_it(tmp_path: Path) -> None:
+    class Broken(LocalObjectStore):
+        async def put_if_absent(self, key: str, data: bytes) -> bool:
+            raise Unavailable("no put")
+
+        async def delete(self, key: str) -> None:
+            raise Unavailable("no delete")
+
+    with pytest.raises(Unavailable, match="no put"):
+        await prove_one_winner(Broken(tmp_path))
 
 
 async def test_a_server_that_is_down_is_worth_another_try() -> None:
@@ -254,7 +284,7 @@ def test_a_library_that_is_missing_is_named_with_what_brings_it(tmp_path: Path) 
 
 def test_nobody_imports_the_libraries_who_does_not_use_them() -> None:
     script = (
-        "import sys, omnirelay, omnirelay.node.node, omnirelay.cli.main, omnirelay.replication.kinds;"
+        "import sys, omnirelay, omnirelay.node.node, omnirelay.cli.app, omnirelay.replication.kinds;"
         "sys.exit(any(name.partition('.')[0] in ('pyarrow', 'obstore') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_S, check=False).returncode == 0

@@ -677,7 +677,7 @@ async def test_checkpoints_of_a_version_that_knew_of_no_replays_are_read(tmp_pat
         database.execute("insert into checkpoints values ('lake', 'jobs', 7, 1, 0, 2)")
     checkpoints = Checkpoints(path)
     assert await checkpoints.load("lake", "jobs") == Checkpoint(7, skipped_to=2, untouched=False)
-    await checkpoints.reset("lake", "jobs", 3, 1, skipping=False, replay_to=9)
+    await checkpoints.reset("lake", "jobs", "a log", 3, 1, skipping=False, replay_to=9)
     assert (await checkpoints.load("lake", "jobs")).replay_to == 9
     await checkpoints.close()
 
@@ -740,7 +740,7 @@ async def test_a_new_sink_begins_with_the_first_event_that_is_still_there(
         assert sink.taken[0].sequence == anchor + 1
         assert [record.sequence for record in caplog.records if record.message == "sink_begins_later"] == [anchor + 1]  # type: ignore[attr-defined]
         assert await checkpoints.load("lake", NAMESPACE) == Checkpoint(
-            shard.last_sequence, skipped_to=anchor, untouched=False
+            shard.last_sequence, skipped_to=anchor, untouched=False, log_id=shard.log.log_id
         )
         await checkpoints.close()
 
@@ -804,7 +804,7 @@ async def test_a_sink_that_somebody_reset_to_the_beginning_does_not_pass_over_wh
         async with following(shard, sink, checkpoints) as follower:
             await work(shard)
             await caught_up(follower, shard)
-        await checkpoints.reset("lake", NAMESPACE, 0, shard.now_ms(), skipping=False)
+        await checkpoints.reset("lake", NAMESPACE, shard.log.log_id, 0, shard.now_ms(), skipping=False)
         anchor = await trimmed(shard)
         async with following(shard, sink, checkpoints) as follower:
             await soon(follower.wait_state("failed"))

@@ -155,6 +155,9 @@ async def test_a_failing_sink_is_reported_everywhere_and_makes_nothing_unready(t
         assert f'{prefix}_events_total{{event_type="Enqueue",shard="resourcelease",sink="good"}} 1.0' in metrics
         assert f'{prefix}_failures_total{{shard="resourcelease",sink="bad"}} 1.0' in metrics
         assert f'{prefix}_lag_seconds_count{{shard="resourcelease",sink="good"}}' in metrics
+        for name, state in states.items():
+            assert f'{prefix}_state{{shard="resourcelease",sink="{name}",state="{state}"}} 1.0' in metrics
+        assert f'{prefix}_parked{{shard="resourcelease",sink="hook"}} 0.0' in metrics
 
 
 async def test_a_sink_that_could_not_be_made_is_made_when_it_is_resumed(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from omnirelay.replication.kinds import SinkPlace
 from omnirelay.replication.settings import FollowSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
 from omnirelay.testing.node import TestNode
-from omnirelay.testing.sinks import SHARD, SinkConformance
+from omnirelay.testing.sinks import SHARD, SinkConformance, made_events
 from tests.cli.processes import command, environment
 from tests.patience import PATIENCE_S
 
@@ -43,6 +43,16 @@ class TestCsvSink(SinkConformance):
     async def read_back(self, directory: Path) -> Sequence[int]:
         with (directory / f"{SHARD}.csv").open(newline="") as file:
             return [int(row["sequenceNumber"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("left", [b"", b"sequenceNum", b"sequenceNumber,eventType,timestamp\r\n"])
+async def test_a_crash_while_the_first_row_was_written_does_no_harm(left: bytes, tmp_path: Path) -> None:
+    (tmp_path / f"{SHARD}.csv").write_bytes(left)
+    sink = CsvSink(tmp_path)
+    assert await sink.open(SHARD) == 0
+    events = made_events(2)
+    await sink.apply(events)
+    assert await TestCsvSink().read_back(tmp_path) == [event.sequence for event in events]
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,23 @@ async def test_anything_else_is_tried_again_as_a_whole(receiver: Receiver, statu
     assert len(receiver.posts) == 1
 
 
+async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ALL_PROXY", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    sink = WebhookSink(receiver.url)
+    await sink.open(SHARD)
+    await sink.apply(EVENTS)
+    await sink.close()
+    assert receiver.taken == [event.sequence for event in EVENTS]
+    monkeypatch.setenv("ALL_PROXY", "nonsense://127.0.0.1:9")
+    with pytest.raises(SinkUnusable, match="proxy"):
+        await WebhookSink("http://receiver.invalid").open(SHARD)
+
+
 async def test_nobody_there_is_tried_again(receiver: Receiver) -> None:
     with pytest.raises(Unavailable, match="cannot reach"):
         await deliver(WebhookSink("http://127.0.0.1:1/"))

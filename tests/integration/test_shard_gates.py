@@ -317,6 +317,24 @@ async def test_a_bad_enqueue_is_refused_at_once_while_others_wait_and_harms_nobo
     await shard.close()
 
 
+@pytest.mark.parametrize("wait_ms", [0, 60_000])
+async def test_an_enqueue_whose_intake_is_paused_is_refused_as_such_while_others_wait(wait_ms: int) -> None:
+    shard, _ = await open_shard(TIGHT)
+    [known, *_] = await enqueued(shard, item(request_id="r"), *items(3))
+    waiting = start(shard.enqueue(item("late"), wait_ms=60_000))
+    await settle()
+    await shard.pause(tenant="acme", intake=True)
+    with pytest.raises(Unavailable) as refused:
+        await soon(shard.enqueue(item(attributes={"tenant": "acme"}), wait_ms=wait_ms))
+    assert refused.value.code == "error.resourcelease.paused"
+    await shard.pause(intake=True)
+    with pytest.raises(Unavailable):
+        await soon(waiting)
+    again = await soon(shard.enqueue(item(request_id="r"), wait_ms=wait_ms))
+    assert (again.results[0].sequence_id, again.results[0].duplicate) == (known, True)
+    await shard.close()
+
+
 # -- backpressure ------------------------------------------------------------------------------
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +48,26 @@ async def test_waiting_lease_calls_are_served_in_the_order_they_came(kind: str, 
     assert not waiting[1].done()
     rest = await enqueued(shard, *items(2))
     assert [(await soon(call))[0].sequence_id for call in waiting[1:]] == rest
+    await shard.close()
+
+
+def _hear(heard: list[str], name: str, _: asyncio.Future[Any]) -> None:
+    heard.append(name)
+
+
+@on_every_log
+async def test_who_waited_for_work_hears_before_who_brought_it(kind: str, tmp_path: Path) -> None:
+    shard = await Place(kind, tmp_path).open(FakeClock())
+    heard: list[str] = []
+    waiting = [start(shard.lease(Caller(peer_id=name), wait_ms=10_000)) for name in ("a", "b")]
+    await settle()
+    bringing = start(shard.enqueue(items(2)))
+    for name, call in (("producer", bringing), ("a", waiting[0]), ("b", waiting[1])):
+        call.add_done_callback(partial(_hear, heard, name))
+    await soon(bringing)
+    await settle()
+    assert heard == ["a", "b", "producer"]
+    assert (await frames_of(shard.log))[-1].count == 4  # Two items, two grants: one frame brought all of it.
     await shard.close()
 
 

@@ -11,12 +11,14 @@ import pytest
 
 from omnirelay.core.answers import ItemView
 from omnirelay.core.events import Event
+from omnirelay.core.options import QueueOptions
 from omnirelay.core.snapshot import digest
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import LogOutcomeUnknown, NotFound, OmniRelayError, OutOfRange
 from omnirelay.testing.clock import FakeClock, settle
 from tests.integration.shards import (
+    WORKER,
     GatedLog,
     Place,
     enqueued,
@@ -207,6 +209,35 @@ async def test_get_says_so_when_the_item_leaves_while_it_waits() -> None:
     with pytest.raises(NotFound):
         await soon(waiting)
     await shard.close()
+
+
+async def test_each_of_many_that_wait_hears_of_the_end_of_its_own_item() -> None:
+    """However it ends; those whose items live go on waiting."""
+    clock = FakeClock()
+    options = QueueOptions(max_delivery_attempts=1, lease_duration_ms=1_000)
+    shard = await Place("memory", Path()).open(clock, options=options)
+    ids = await enqueued(shard, *items(40))
+    waiting = {sequence_id: start(shard.get(sequence_id, wait_ms=3_600_000)) for sequence_id in ids}
+    await settle()
+    completed, failed, given_back, forced, lost = await shard.lease(WORKER, max_items=5)
+    await shard.complete(completed.token)
+    await shard.fail(failed.token)
+    await shard.cancel(given_back.sequence_id)
+    await shard.release(given_back.token)
+    await shard.cancel(forced.sequence_id, force=True)
+    await shard.cancel(ids[5])
+    await shard.heartbeat(lost.token)
+    await clock.advance(1_000)
+    ends = ["completed", "dead", "cancelled", "cancelled", "dead", "cancelled"]
+    assert [(await soon(waiting.pop(sequence_id))).state for sequence_id in ids[:6]] == ends
+    assert not any(call.done() for call in waiting.values())
+    for drained in (await shard.drain(max_items=3)).items:
+        with pytest.raises(NotFound):
+            await soon(waiting.pop(drained.sequence_id))
+    await settle()
+    assert not any(call.done() for call in waiting.values())
+    await shard.close()
+    assert {(await soon(call)).state for call in waiting.values()} == {"ready"}
 
 
 async def test_the_end_of_an_item_is_shown_when_it_is_durable() -> None:

@@ -22,8 +22,10 @@ from omnirelay.core.state import State
 from omnirelay.engine import recovery
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
+from omnirelay.engine.snapshotter import make_snapshot
 from omnirelay.errors import FailedPrecondition, LogDamaged, Unavailable
 from omnirelay.log import MemoryLog, SqliteLog
+from omnirelay.log.base import EventLog, SnapshotRecord
 from omnirelay.testing.clock import FakeClock, settle
 from omnirelay.testing.conformance import Leader
 from tests.integration.shards import (
@@ -404,6 +406,60 @@ async def test_a_busy_shard_drops_what_is_older_than_its_retention_although_its_
     anchor = await shard.trim()
     assert 0 < anchor.sequence <= old
     assert await shard.trim() == anchor
+    await shard.close()
+
+
+async def test_a_busy_shard_keeps_a_few_snapshots_of_its_retention(tmp_path: Path) -> None:
+    """Two to start from, and enough in between to trim by and to look at the past with."""
+    place, clock = Place("sqlite", tmp_path), FakeClock()
+    shard = await place.open(clock, settings=EngineSettings(retention_ms=80_000, snapshot_every_events=0))
+    states: dict[int, str] = {}
+    for _ in range(12):
+        for _ in range(3):
+            await enqueued(shard)
+            # As the helper makes one, without the time that a process takes to start.
+            await shard.log.add_snapshot(await make_snapshot(shard.log, shard.now_ms()), shard.epoch)
+            states[shard.last_sequence] = digest(shard.state)
+            await shard.trim()
+            await clock.advance(4_000)
+    records = await shard.log.snapshots()
+    spaced = [younger.created_ms - older.created_ms for younger, older in itertools.pairwise(records)]
+    assert spaced[0] == 4_000
+    assert all(10_000 <= each <= 20_000 for each in spaced[2:])
+    kept_ms = shard.now_ms() - records[-1].created_ms
+    assert 80_000 <= kept_ms <= 100_000
+    files = {path.name for path in (tmp_path / NAMESPACE / "snapshots").iterdir()}
+    assert files == {Path(each.path).name for each in records}
+    for sequence, state in states.items():
+        if sequence >= records[-1].sequence:
+            assert digest(await shard.state_at(sequence)) == state
+    await shard.close()
+    await (await place.open(clock)).close()
+
+
+async def test_a_trim_does_not_take_a_snapshot_away_that_is_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written and not yet recorded: to a trim it would look like one that nobody needs."""
+    place, clock = Place("sqlite", tmp_path), FakeClock()
+    shard = await place.open(clock)
+    await two_snapshots(shard)
+    await clock.advance(24 * 3_600_000 + 1)
+    trims = []
+
+    async def while_a_trim_is_wanted(log: EventLog, created_ms: int) -> SnapshotRecord:
+        record = await make_snapshot(log, created_ms)
+        trims.append(start(shard.trim()))
+        for _ in range(100):  # More than a trim would need, if it did not wait.
+            await log.snapshots()
+        return record
+
+    monkeypatch.setattr("omnirelay.engine.shard.make_snapshot_in_helper", while_a_trim_is_wanted)
+    await enqueued(shard)
+    record = await soon(shard.snapshot())
+    assert (await soon(trims[0])).sequence > 0
+    assert (tmp_path / NAMESPACE / record.path).is_dir()
+    await shard.log.verify()
     await shard.close()
 
 

@@ -155,6 +155,17 @@ async def test_any_other_answer_is_tried_again(receiver: Receiver, sink: OtelSin
     assert receiver.sequences() == [1]
 
 
+async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
+    receiver: Receiver, sink: OtelSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    await sink.apply([made_event(1)])
+    await sink.close()
+    assert receiver.sequences() == [1]
+
+
 async def test_a_page_of_something_else_is_not_taken_for_a_confirmation(receiver: Receiver, sink: OtelSink) -> None:
     receiver.answer = b"<html>Welcome!</html>"
     with pytest.raises(Unavailable, match="no receiver of OTLP"):

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from omnirelay import Client
-from omnirelay.client.watching import watch_events
 from omnirelay.errors import Unavailable
 from omnirelay.lakehouse import tail
 from omnirelay.lakehouse.source_filters import Wanted
@@ -183,7 +182,8 @@ async def test_a_connection_that_is_closed_well_is_no_end(tmp_path: Path) -> Non
             await asyncio.to_thread(lambda: list(tail._stream(url, SHARD, 1, None)))
         exporting = spawned("log", "export", "--url", url, "--to-file", tmp_path / "events.jsonl")
         _, said = await asyncio.to_thread(exporting.communicate, timeout=PATIENCE_S)
-        events = [event async for event in watch_events(url, SHARD, 1, None, until_caught_up=True)]
+        async with Client(url) as client:
+            events = [event async for event in client.watch(1, until_caught_up=True)]
     assert exporting.returncode == 3, said
     assert "ended the stream before the last event" in said
     assert os.listdir(tmp_path) == []

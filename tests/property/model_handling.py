@@ -159,7 +159,9 @@ class Model(WorkModel):
         if item["state"] != "dead":
             raise Refused("resourcelease.sequenceId.invalid")
         self.refuse_bad([spec])
-        kept = {name: item["spec"][name] for name in ("priority", "weight", "max_attempts")}
+        if spec["request"] not in (None, item["spec"]["request"]):
+            raise Refused("resourcelease.requestId.invalid")
+        kept = {name: item["spec"][name] for name in ("priority", "weight", "max_attempts", "request")}
         item["spec"] = {**spec, **kept}
 
     def select(self, selection: Record) -> tuple[list[Record], int | None]:

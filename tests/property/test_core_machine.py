@@ -136,7 +136,7 @@ class CoreMachine(WorkRules):
     @precondition(has_dead)
     @rule(pick=PICKS, spec=draw.MOSTLY_GOOD_SPECS)
     def edit(self, pick: int, spec: Record) -> None:
-        spec = {**spec, "delay": None}
+        spec = {**spec, "delay": None, "request": spec["request"] if pick % 3 == 0 else None}
         dead = self.model.dead()
         sequence_id = dead[pick % len(dead)]["sequence_id"] if dead and pick % 5 else self._item(pick)
         self.command(cmd.EditDeadLetter(sequence_id, payload_of(spec)), lambda: self.model.edit(sequence_id, spec))

@@ -203,6 +203,14 @@ class ShardMachine(RuleBasedStateMachine):
         self.alive()
         self.run(self.clock.advance(ms))
 
+    @rule(ms=st.sampled_from([2_000, 2_001, 60_000]), passes=st.booleans())
+    def stand_still(self, ms: int, passes: bool) -> None:
+        """As a stopped process does: all timers are late, and whoever calls may come before them."""
+        self.alive()
+        self.clock.move(ms)
+        if passes:
+            self.run(self.clock.advance(0))
+
     @rule()
     def settle(self) -> None:
         """Let everything finish; then nothing may be held by nobody, and the log tells the whole story."""

@@ -21,8 +21,8 @@ from omnirelay.segments.connecting import connect
 from omnirelay.segments.manifest import Before, segment_key
 from omnirelay.segments.reader import SegmentReader
 from omnirelay.segments.segment import entry_of
-from omnirelay.segments.upkeep import compact
-from tests.segment_logs import FrameLog
+from omnirelay.segments.upkeep import compact, expire
+from tests.segment_logs import SHARD, START_MS, FrameLog
 from tests.spark.logs import write_segments as write_to
 from tests.spark.workload import Recorded, recorded, write_segments
 
@@ -158,6 +158,49 @@ def test_a_damaged_segment_stops_its_shard_and_nothing_else_until_it_is_mended(
     third.write_bytes(whole)
     assert place.ingest().refused == []
     assert sequences(place) == numbers(log)
+
+
+def test_shard_that_the_source_has_no_longer_is_named_and_the_others_go_on(
+    place: Pipeline, log: Recorded, tmp_path: Path
+) -> None:
+    other = recorded("other", seed=5, steps=30)
+    write_segments(tmp_path / "segments", log, last=20)
+    write_segments(tmp_path / "segments", other)
+    place.ingest()
+    (tmp_path / "segments" / "other").rename(tmp_path / "away")
+    write_segments(tmp_path / "segments", log, first=20)
+    summary = place.ingest()
+    [refused] = summary.refused
+    assert (refused.shard, refused.segment, refused.sequence) == ("other", "other/manifest", len(other.events) + 1)
+    assert f"tables hold it up to event {len(other.events)}" in refused.reason
+    assert "--gone other" in refused.reason
+    assert sequences(place) == numbers(log)
+    accepting = Pipeline(place.tables.spark, str(tmp_path / "segments"), str(tmp_path / "warehouse"), gone=["other"])
+    assert accepting.ingest().refused == []
+    (tmp_path / "away").rename(tmp_path / "segments" / "other")
+    assert place.ingest().refused == []
+    assert sequences(place, "other") == numbers(other)
+
+
+async def test_segments_that_do_not_reach_to_the_table_are_refused_when_none_is_new(tmp_path: Path) -> None:
+    log = FrameLog()
+    for _ in range(3):
+        log.commit(2)
+    await asyncio.to_thread(write_to, str(tmp_path / "segments"), *([frame] for frame in log.frames[:2]))
+
+    async def refused(behind: int) -> str | None:
+        chain = log.frames[behind // 2 - 1].chain.hex()
+        after = {SHARD: End(behind, chain, log.log_id)}
+        [plan] = await find_new(str(tmp_path / "segments"), after, tmp_path)
+        assert plan.events == 0
+        return None if plan.refused is None else plan.refused.reason
+
+    assert await refused(4) is None
+    assert await refused(6) == "the segments end before event 6, which the table holds: is it an old copy?"
+    archive = Archive(await connect(str(tmp_path / "segments")), SHARD, clock=lambda: START_MS + 2_000_000)
+    assert await expire(archive, retention_ms=1_000_000) == 2
+    assert await refused(4) is None, "what was dropped was taken before"
+    assert await refused(2) == "events 3 to 4 were dropped before they were taken"
 
 
 def test_another_history_is_refused(place: Pipeline, log: Recorded, tmp_path: Path) -> None:

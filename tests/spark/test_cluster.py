@@ -1,4 +1,4 @@
-"""The pipeline on a standalone cluster that loses an executor; the long form only."""
+"""The source, the sink and the pipeline on a standalone cluster, which loses executors; the long form only."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from typing import IO, Any
 import pytest
 from deltalake import DeltaTable
 
+from omnirelay.client.sync import SyncClient
 from omnirelay.lakehouse.tables import EVENTS, GOLD, SILVER
 from tests.processes import children_of, wait_gone
+from tests.spark.elsewhere import assert_source_and_sink_work, run
+from tests.spark.logs import serving
 from tests.spark.servers import Cluster, standalone_cluster
 from tests.spark.workload import recorded, write_segments
 
@@ -76,6 +79,34 @@ def kill_an_executor(cluster: Cluster) -> int:
 
 def rows_of(path: Path) -> list[str]:
     return sorted(repr(sorted(row.items())) for row in DeltaTable(str(path)).to_pyarrow_table().to_pylist())
+
+
+RETRIED = """
+import sys
+from pyspark import TaskContext
+from pyspark.sql import functions as F
+from omnirelay.lakehouse.session import open_session
+_, master, url = sys.argv
+
+def dying(batches):
+    yield from batches
+    if TaskContext.get().attemptNumber() == 0:
+        raise RuntimeError("the first attempt dies behind its last row")
+
+spark = open_session(master, conf={"spark.sql.execution.arrow.maxRecordsPerBatch": "10"})
+rows = spark.range(0, 100, 1, 2).select("id", F.concat(F.lit("retried-"), F.col("id")).alias("resource_id"))
+rows = rows.mapInArrow(dying, rows.schema)
+rows.write.format("omnirelay").mode("append").options(url=url, key="id", resourceType="table").save()
+spark.stop()
+"""
+
+
+def test_source_and_sink_work_on_a_cluster_and_a_task_that_is_retried_enqueues_nothing_twice(tmp_path: Path) -> None:
+    with standalone_cluster(tmp_path / "cluster", workers=2) as cluster:
+        assert_source_and_sink_work(cluster.master, tmp_path)
+        with serving(data=tmp_path / "retried") as node, SyncClient(node.url) as client:
+            run(RETRIED, cluster.master, node.url)
+            assert client.stats().pending_count == 100
 
 
 def test_tables_of_a_cluster_that_loses_an_executor_are_those_of_a_clean_run(tmp_path: Path) -> None:

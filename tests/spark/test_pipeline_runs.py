@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,24 @@ from omnirelay.errors import DataLoss, InvalidArgument, OmniRelayError
 from omnirelay.lakehouse.errors import SparkUnusable
 from omnirelay.lakehouse.formats import open_tables
 from omnirelay.lakehouse.pipeline import Pipeline
-from omnirelay.lakehouse.tables import BACKPRESSURE, EVENTS, ITEMS, LEASES, PEERS, SILVER, TABLES, Table
+from omnirelay.lakehouse.segment_files import read_segments
+from omnirelay.lakehouse.tables import (
+    BACKPRESSURE,
+    DAILY,
+    EVENTS,
+    ITEMS,
+    LEASES,
+    LINEAGE,
+    PEERS,
+    SILVER,
+    SLO,
+    TABLES,
+    Table,
+)
 from tests.property.strategies import LONG
 from tests.spark.pipeline_process import EVERY, in_order, rows_in
 from tests.spark.plain import Plain
+from tests.spark.plain_gold import daily_rows, lineage_rows, slo_rows
 from tests.spark.plain_intervals import backpressure_rows, peer_rows
 from tests.spark.workload import Recorded, recorded, write_segments
 
@@ -75,7 +90,26 @@ def assert_holds(pipeline: Pipeline, table: Table, expected: Rows) -> None:
     found = DeltaTable(pipeline.tables.path(table)).to_pyarrow_table().to_pylist()
     assert len(found) == len(expected)
     for row, wanted in zip(sorted(found, key=key), sorted(expected, key=key), strict=True):
-        assert row == wanted
+        assert _rounded(row) == _rounded(wanted)
+
+
+def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 6) if isinstance(value, float) else value for name, value in row.items()}
+
+
+def test_bronze_holds_every_column_of_the_segments_by_shard_and_day(clean: Pipeline, logs: list[Recorded]) -> None:
+    bronze = DeltaTable(clean.tables.path(EVENTS))
+    assert bronze.metadata().partition_columns == ["shard", "date"]
+    rows = bronze.to_pyarrow_table().to_pylist()
+    segments = read_segments(clean.tables.spark, str(Path(clean.tables.warehouse).parent / "segments"))
+    expected = [row | {"date": row["timestamp"].date()} for row in segments.toArrow().to_pylist()]
+
+    def place(row: dict[str, Any]) -> tuple[str, int]:
+        return row["shard"], row["sequence"]
+
+    assert sorted(rows, key=place) == sorted(expected, key=place)
+    assert len(rows) == sum(len(log.events) for log in logs)
+    assert {row["region"] for row in rows} == {"eu"}
 
 
 def test_leases_and_items_are_what_a_plain_loop_over_the_events_makes_of_them(
@@ -100,6 +134,15 @@ def test_peers_and_backpressure_are_what_a_plain_loop_over_the_events_makes_of_t
     assert any(row["until_at"] is None for row in peers)
     assert_holds(clean, PEERS, peers)
     assert_holds(clean, BACKPRESSURE, closed)
+
+
+@pytest.mark.parametrize(("table", "rows"), [(LINEAGE, lineage_rows), (SLO, slo_rows), (DAILY, daily_rows)])
+def test_gold_is_what_plain_loops_over_the_events_make_of_it(
+    clean: Pipeline, logs: list[Recorded], table: Table, rows: Callable[[Recorded], Rows]
+) -> None:
+    expected = [row for log in logs for row in rows(log)]
+    assert expected
+    assert_holds(clean, table, expected)
 
 
 @long_form

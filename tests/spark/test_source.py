@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from omnirelay.client.sync import SyncClient
 from omnirelay.errors import InvalidArgument, LogTrimmed, NotFound, OutOfRange
@@ -19,6 +20,8 @@ from omnirelay.lakehouse.columns import spark_schema
 from omnirelay.lakehouse.segment_files import read_segments, segment_files
 from omnirelay.lakehouse.source import LogReader
 from omnirelay.lakehouse.source_options import read_options
+from omnirelay.lakehouse.source_stream import LogStreamReader
+from omnirelay.lakehouse.source_stream_base import UnlimitedLogStreamReader
 from omnirelay.lakehouse.tail import tail_batches
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
@@ -152,8 +155,28 @@ def test_wrong_options_are_named(options: dict[str, str], message: str) -> None:
 def test_wrong_options_reach_the_caller_of_spark(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match="colour is no option of omnirelay"):
         read(spark, tmp_path, colour="red").collect()
-    with pytest.raises(PySparkException, match="no segments of 'nobody'"):
+    with pytest.raises(PySparkException, match="nosuch: there is no such directory"):
+        read(spark, tmp_path / "nosuch").collect()
+    segments_of(tmp_path, 1)
+    with pytest.raises(PySparkException, match=r"no segments of 'nobody' in .*; it has jobs"):
         read(spark, tmp_path, shards="nobody").collect()
+    with pytest.raises(PySparkException, match="after=latest is for streams"):
+        read(spark, tmp_path, after="latest").collect()
+
+
+@pytest.mark.parametrize("option", ["after", "upTo"])
+def test_shard_that_is_not_there_is_not_passed_over_where_reading_begins_or_ends(tmp_path: Path, option: str) -> None:
+    segments_of(tmp_path, 5)
+    options = read_options({"address": str(tmp_path), option: '{"jbos": 3}'})
+    refused = pytest.raises(NotFound, match=f"option {option} names the shard 'jbos'; there are jobs")
+    with refused:
+        LogReader(options).partitions()
+    with refused:
+        LogStreamReader(options).latestOffset({}, ReadAllAvailable())
+    with refused:
+        UnlimitedLogStreamReader(options).latestOffset()
+    with pytest.raises(NotFound, match="after names the shard 'jbos'; there are jobs"):
+        segment_files(str(tmp_path), after={"jbos": 3})
 
 
 # -- what happens to segments --------------------------------------------------------------------
@@ -282,6 +305,38 @@ def test_stream_reads_in_batches_and_goes_on_where_it_was(spark: SparkSession, t
     write_segments(str(tmp_path / "lake"), [log.commit(3)])
     assert stream(spark, here, tmp_path / "lake") == [[11, 12, 13]]
     assert stream(spark, here, tmp_path / "lake") == []
+
+
+def test_stream_ends_where_it_is_told_to(spark: SparkSession, tmp_path: Path) -> None:
+    segments_of(tmp_path / "lake", 5, 5)
+    lake, here = tmp_path / "lake", tmp_path / "checkpoint"
+    assert stream(spark, here, lake, after='{"jobs": 2}', upTo='{"jobs": 4}') == [[3, 4]]
+    assert stream(spark, here, lake, upTo='{"jobs": 8}', maxEventsPerTrigger="3") == [[5, 6, 7], [8]]
+    # What was read stays read.
+    assert stream(spark, here, lake, upTo='{"jobs": 6}') == []
+
+
+def test_older_stream_ends_where_it_is_told_to(tmp_path: Path) -> None:
+    segments_of(tmp_path, 5, 5)
+    reader = UnlimitedLogStreamReader(read_options({"address": str(tmp_path), "upTo": '{"jobs": 7}'}))
+    assert reader.initialOffset() == {}
+    assert reader.latestOffset() == {"jobs": 7}
+
+
+def test_stream_misses_a_shard_that_it_has_read_unless_told(tmp_path: Path) -> None:
+    segments_of(tmp_path, 5)
+    options = {"address": str(tmp_path)}
+    read_before = {"jobs": 5, "other": 3}
+    strict = LogStreamReader(read_options(options))
+    with pytest.raises(NotFound, match="checkpoint names the shard 'other'; there are jobs; option failOnDataLoss"):
+        strict.latestOffset(read_before, ReadAllAvailable())
+    older = UnlimitedLogStreamReader(read_options(options))
+    older.partitions(read_before, read_before)
+    with pytest.raises(NotFound, match="checkpoint names the shard 'other'"):
+        older.latestOffset()
+    for more in ({"failOnDataLoss": "false"}, {"shards": "jobs"}):
+        lenient = LogStreamReader(read_options(options | more))
+        assert lenient.latestOffset(read_before, ReadAllAvailable()) == read_before
 
 
 def test_stream_skips_the_gap_that_a_new_generation_leaves(spark: SparkSession, tmp_path: Path) -> None:

@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.parametrize("words", [("optimize",), ("vacuum",), ("vacuum", "--keep-hours", "0", "--force")])
-def test_a_directory_without_tables_is_refused_by_name(tmp_path: Path, words: tuple[str, ...]) -> None:
-    (tmp_path / "bronze" / "events").mkdir(parents=True)
-    done = omnirelay("lakehouse", *words, "--warehouse", str(tmp_path))
-    assert done.returncode == 5, done.stderr
-    assert "error.lakehouse.tables_missing" in done.stderr
-    assert str(tmp_path) in done.stderr.replace("\n", "")
-
-
 def test_keeping_less_than_a_day_is_refused_unless_forced(tmp_path: Path) -> None:
     done = omnirelay("lakehouse", "vacuum", "--warehouse", str(tmp_path), "--keep-hours", "23.5")
     assert done.returncode == 5, done.stderr

@@ -10,7 +10,8 @@ from omnirelay.client.client import Client, ItemSpec, token_of
 from omnirelay.client.items import in_batches
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import InvalidArgument
-from omnirelay.worker.worker import _encoded
+from omnirelay.worker.handlers import Handlers, Release, Retry
+from omnirelay.worker.worker import Worker, _encoded
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,18 @@ from omnirelay.worker.worker import _encoded
         ({"caller": "a\r\nx-evil: 1"}, "caller"),
         ({"caller": 5}, "caller"),
         ({"url": "node:7070"}, "url"),
+        ({"url": 7070}, "url"),
+        ({"namespace": ""}, "namespace"),
+        ({"namespace": "a/b"}, "namespace"),
+        ({"namespace": "a\ud800"}, "namespace"),
+        ({"namespace": "x" * 99_999}, "namespace"),
+        ({"namespace": None}, "namespace"),
+        ({"timeout_ms": 0}, "timeout_ms"),
+        ({"timeout_ms": -1}, "timeout_ms"),
+        ({"timeout_ms": float("nan")}, "timeout_ms"),
+        ({"timeout_ms": float("inf")}, "timeout_ms"),
+        ({"timeout_ms": "5s"}, "timeout_ms"),
+        ({"timeout_ms": None}, "timeout_ms"),
     ],
 )
 def test_a_client_that_could_never_call_is_not_made(arguments: dict[str, Any], field: str) -> None:
@@ -35,6 +48,105 @@ def test_a_time_that_is_none_is_named(at: Any) -> None:
     with pytest.raises(InvalidArgument) as caught:
         item.wire()
     assert caught.value.details["field"] == "not_before_ms"
+
+
+@pytest.mark.parametrize("at", [253_402_300_800_000, -1, 1.5, "now"])
+async def test_a_pause_until_a_time_that_is_none_is_not_sent(at: Any) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        await Client().pause(until_ms=at)
+    assert caught.value.details["field"] == "until_ms"
+
+
+NAN = float("nan")
+TOKEN = OwnershipToken(1, 1, "x", 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda client: client.enqueue("t", "a", delay_ms=NAN), "delay_ms"),
+        (lambda client: client.enqueue("t", "a", priority=NAN), "priority"),
+        (lambda client: client.enqueue("t", "a", weight=1.5), "weight"),
+        (lambda client: client.enqueue("t", "a", max_attempts=float("inf")), "max_attempts"),
+        (lambda client: client.enqueue("t", "a", wait_ms=NAN), "wait_ms"),
+        (lambda client: client.enqueue("t", "a", timeout_ms=NAN), "timeout_ms"),
+        (lambda client: client.enqueue_many("abc"), "items"),
+        (lambda client: client.enqueue_many(5), "items"),
+        (lambda client: client.enqueue_many(None), "items"),
+        (lambda client: client.lease(max_items=None), "max_items"),
+        (lambda client: client.lease(max_items=NAN), "max_items"),
+        (lambda client: client.lease(wait_ms=None), "wait_ms"),
+        (lambda client: client.lease(lease_duration_ms=NAN), "lease_duration_ms"),
+        (lambda client: client.heartbeat(TOKEN, fraction=NAN), "fraction"),
+        (lambda client: client.fail(TOKEN, delay_ms=NAN), "delay_ms"),
+        (lambda client: client.release(TOKEN, delay_ms=NAN), "delay_ms"),
+        (lambda client: client.get(1, wait_ms="5"), "wait_ms"),
+        (lambda client: client.drain(max_items=NAN), "max_items"),
+        (lambda client: client.restore(5), "items"),
+        (lambda client: client.restore(None), "items"),
+        (lambda client: client.dead_letters(after=NAN), "after"),
+        (lambda client: client.peek(max_items=NAN), "max_items"),
+        (lambda client: client.redrive(rate_per_second=NAN), "rate_per_second"),
+        (lambda client: client.redrive(rate_per_second="5"), "rate_per_second"),
+    ],
+)
+async def test_a_number_that_is_none_is_named_and_not_left_out(call: Any, field: str) -> None:
+    """As JSON it would be null, and the node do as if nothing had been said."""
+    with pytest.raises(InvalidArgument) as caught:
+        await call(Client("http://127.0.0.1:9", timeout_ms=1))
+    assert caught.value.details["field"] == field
+
+
+def test_a_float_that_is_a_whole_number_is_one() -> None:
+    given: Any = 1_500.0
+    assert ItemSpec(resource_type="t", resource_id="a", delay_ms=given).wire().delay_ms == 1_500
+
+
+@pytest.mark.parametrize("outcome", [Retry, Release])
+def test_a_handler_that_gives_back_for_no_time_hears_of_it(outcome: Any) -> None:
+    assert outcome("later", delay_ms=5_000.0).delay_ms == 5_000
+    for delay in (NAN, 0.5, "5s"):
+        with pytest.raises(InvalidArgument, match="delay_ms must be a whole number"):
+            outcome("later", delay_ms=delay)
+
+
+def test_types_to_watch_are_names() -> None:
+    types: Any = ["Enqueue", 5]
+    with pytest.raises(InvalidArgument, match="types must be str, not int"):
+        Client().watch(types=types)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"handlers": None}, "handlers"),
+        ({"handlers": {}}, "handlers"),
+        ({"url": 5}, "url"),
+        ({"namespace": ""}, "namespace"),
+        ({"peer_id": "wörker"}, "peer_id"),
+        ({"peer_id": " "}, "peer_id"),
+        ({"peer_id": 5}, "peer_id"),
+        ({"peer_id": "x" * 257}, "peer_id"),
+        ({"tenants": "acme"}, "tenants"),
+        ({"tenants": 5}, "tenants"),
+        ({"tenants": [5]}, "tenants"),
+        ({"stop_budget_ms": -1}, "stop_budget_ms"),
+        ({"stop_budget_ms": NAN}, "stop_budget_ms"),
+        ({"silent_ms_max": "1m"}, "silent_ms_max"),
+    ],
+)
+def test_a_worker_that_could_never_work_is_not_made(arguments: dict[str, Any], field: str) -> None:
+    handlers = Handlers()
+    handlers.handle("table")(print)
+    with pytest.raises(InvalidArgument) as caught:
+        Worker(**{"handlers": handlers, **arguments})
+    assert caught.value.details["field"] == field
+
+
+def test_what_cannot_be_called_is_no_handler() -> None:
+    nothing: Any = None
+    with pytest.raises(InvalidArgument, match="a handler is a function, not None"):
+        Handlers().handle("table")(nothing)
 
 
 def test_what_is_no_item_is_named_with_its_place() -> None:

@@ -251,6 +251,17 @@ def test_a_token_with_another_fence_is_refused(kernel: Kernel) -> None:
     kernel.complete(msgspec.structs.replace(token, fence=None))
 
 
+@pytest.mark.parametrize("fence", ["1", b"1", 1.5, [1], object()])
+def test_a_fence_of_a_wrong_type_is_another_fence(kernel: Kernel, fence: Any) -> None:
+    kernel.enqueue()
+    token = kernel.lease_one().token
+    wrong = msgspec.structs.replace(token, fence=fence)
+    for verb in (cmd.ExtendLease, cmd.CompleteItem, cmd.FailItem, cmd.ReleaseItem):
+        assert kernel.refusal(verb(wrong)).code == "error.resourcelease.fence_mismatch"
+    kernel.complete(token)
+    assert kernel.refusal(cmd.CompleteItem(wrong)).code == "error.resourcelease.fence_mismatch"
+
+
 def test_a_token_outlived_by_its_lease_is_refused(kernel: Kernel) -> None:
     kernel.enqueue()
     granted = kernel.lease_one()
@@ -268,6 +279,8 @@ def test_somebody_elses_token_is_refused(kernel: Kernel) -> None:
         (of_peer.token, Caller(peer_id="worker-2")),
         (of_principal.token, Caller(principal="bob", peer_id="worker-1")),
         (of_principal.token, Caller(peer_id="worker-1")),
+        (of_peer.token, Caller(peer_id=1)),  # type: ignore[arg-type]
+        (of_principal.token, Caller(principal=1)),  # type: ignore[arg-type]
     ):
         error = kernel.refusal(cmd.CompleteItem(token, thief))
         assert isinstance(error, PermissionDenied)

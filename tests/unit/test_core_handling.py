@@ -10,6 +10,7 @@ import pytest
 from omnirelay.core import commands as cmd
 from omnirelay.core import views
 from omnirelay.core.events import RestoredItem
+from omnirelay.core.intake import TIME_MAX_MS
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.core.snapshot import digest
@@ -266,6 +267,13 @@ def test_a_redrive_at_a_rate_spreads_its_items() -> None:
     assert waits == [500, 1_000, 1_500]
 
 
+def test_a_redrive_that_takes_for_ever_ends_with_the_last_instant_there_is() -> None:
+    kernel = Kernel()
+    sequence_id = kernel.dead_item()
+    kernel.do(cmd.RedriveItems(ALL, rate_per_second=0.001, already=1 << 40))
+    assert kernel.item(sequence_id).not_before == TIME_MAX_MS
+
+
 def test_a_living_item_cannot_be_redriven_purged_or_edited() -> None:
     kernel = Kernel()
     kernel.enqueue()
@@ -284,6 +292,24 @@ def test_an_edited_dead_letter_is_redriven_with_its_new_payload() -> None:
     kernel.do(cmd.RedriveItems(named(1)))
     assert kernel.lease_one().payload.body == b"mended!"
     assert kernel.state.live_bytes == 9
+
+
+def test_an_edit_leaves_the_request_id_of_a_dead_letter_as_it_is() -> None:
+    kernel = Kernel()
+    kernel.dead_item("a", request_id="r1")
+    for named in (None, "r1"):
+        kernel.do(cmd.EditDeadLetter(1, payload("mended", request_id=named)))
+        assert kernel.item(1).payload.request_id == "r1"
+    assert kernel.enqueue(new_item("a", request_id="r1")) == [1]
+    error = kernel.refusal(cmd.EditDeadLetter(1, payload("mended", request_id="r2")))
+    assert (error.code, error.details["field"]) == ("resourcelease.requestId.invalid", "requestId")
+
+
+def test_an_edit_gives_no_request_id_to_an_item_that_nobody_finds_by_one() -> None:
+    kernel = Kernel()
+    kernel.dead_item("a")
+    error = kernel.refusal(cmd.EditDeadLetter(1, payload("mended", request_id="r1")))
+    assert error.code == "resourcelease.requestId.invalid"
 
 
 @pytest.mark.parametrize("bad", [None, payload(""), payload(body=b"x" * (1 << 21))])

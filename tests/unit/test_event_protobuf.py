@@ -169,7 +169,7 @@ def test_an_event_as_sinks_get_it_has_the_form_too() -> None:
 def test_the_library_is_needed_only_by_who_uses_it_and_named_when_it_is_missing() -> None:
     script = """
 import sys
-import omnirelay, omnirelay.node.node, omnirelay.cli.main
+import omnirelay, omnirelay.node.node, omnirelay.cli.app
 from omnirelay.wire.event_protobuf import from_protobuf, to_protobuf
 assert not any(name.startswith("google.protobuf") for name in sys.modules)
 sys.modules["google.protobuf"] = None

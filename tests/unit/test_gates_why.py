@@ -183,6 +183,27 @@ def test_a_delayed_head_is_named_by_those_it_holds() -> None:
     assert (found.gate, found.held_by, found.ahead) == ("key", 1, 1)
 
 
+@pytest.mark.parametrize("tenant", ["x", "y"])
+@pytest.mark.parametrize("other", ["a type", "a tenant"])
+def test_the_turn_that_a_key_loses_with_its_head_is_named_with_it(tenant: str, other: str) -> None:
+    """With the head, its type or tenant has nothing to offer for a moment, and then joins at the turn of the others."""
+    kernel = Kernel(QueueOptions(ordering="fifo"))
+    if other == "a type":
+        kernel.enqueue(new_item("b1", resource_type="a"), new_item("b2", resource_type="a"))
+    else:
+        kernel.enqueue(of_tenant("a", "b1"), of_tenant("a", "b2"))
+        tenant = "x"
+    first, item = kernel.enqueue(of_tenant("x", "orders"), of_tenant(tenant, "orders"))
+    assert kernel.lease_one().sequence_id == 1
+    assert gates(kernel, first) == []
+    names = gate_names(kernel, item)
+    assert [name for name in names if name != "position"] == ["key", "tenantShare"]
+    kernel.do(cmd.CancelItem(first))
+    assert gate_names(kernel, item) == ["tenantShare"]
+    assert kernel.lease_one().sequence_id == 2
+    assert gates(kernel, item) == []
+
+
 def test_a_partition_is_named_as_the_key() -> None:
     kernel = Kernel(QueueOptions(ordering="exclusive", key="partition"))
     kernel.enqueue(in_partition("eu-1", "a"), in_partition("eu-1", "b", "view"))

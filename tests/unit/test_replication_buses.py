@@ -210,7 +210,7 @@ except SinkUnusable as error:
 def test_nothing_optional_is_imported_before_it_is_needed() -> None:
     loaded = run_python("""
 import sys
-import omnirelay, omnirelay.cli.main, omnirelay.node.node
+import omnirelay, omnirelay.cli.app, omnirelay.node.node
 from pathlib import Path
 from omnirelay.replication.kinds import SinkPlace, make_sink
 from omnirelay.replication.settings import SinkSettings

@@ -139,6 +139,22 @@ def test_a_delivery_that_comes_again_says_the_same() -> None:
             assert again == [line for line in expected if line["sequenceNumber"] > begin], (begin, end)
 
 
+def test_what_is_delivered_again_from_further_back_than_is_kept_is_looked_up() -> None:
+    kernel = Kernel()
+    kernel.enqueue(new_item("orders"))
+    lease = kernel.lease_one(ANNA)
+    begin = len(kernel.events)
+    kernel.pass_time(8_000)
+    kernel.heartbeat(lease.token, caller=ANNA)
+    kernel.fail(lease.token, mode="release", caller=ANNA)
+    kernel.lease_one(BOB)
+    kernel.enqueue(new_item("users"), new_item("events"))  # So much that what BOB's lease changed is not taken back.
+    events = replicated(kernel.events)
+    lines = GovernanceLines(lambda item, lease: holder_in(kernel.state, item, lease), repeated_max=1)
+    expected = made(lines, events)
+    assert made(lines, events[begin:]) == [line for line in expected if line["sequenceNumber"] > begin]
+
+
 def test_what_can_no_longer_come_again_is_not_kept() -> None:
     lines = GovernanceLines(repeated_max=5)
     made(lines, replicated(a_day_of_work().events))

@@ -47,6 +47,14 @@ def test_the_snippet_of_the_page_loads(config: Config) -> None:
     assert archive.follow == FollowSettings(batch_events=20_000)
 
 
+def test_one_object_per_event_is_delivered_in_batches_that_a_slow_store_takes_in_time(config: Config) -> None:
+    text = "[sinks.a]\nkind='objects'\n[sinks.b]\nkind='objects'\nformat='json'\n"
+    segments, objects = config.load(text).settings.sinks
+    assert (segments.follow.batch_events, segments.follow.linger_ms) == (50_000, 5_000)
+    assert objects.follow == FollowSettings()
+    assert config.load(f"{text}batch_events=7").settings.sinks[1].follow == FollowSettings(batch_events=7)
+
+
 def test_the_page_lists_every_key_with_its_default() -> None:
     for key in SINK_KEYS.values():
         assert f"| `{key.name}` |" in PAGE or key.name in ("options", "url", "secret_file", "headers"), key.name

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -234,6 +237,22 @@ async def test_a_directory_that_cannot_be_made_is_unusable(tmp_path: Path) -> No
         with pytest.raises(SinkUnusable, match="cannot write to"):
             await sink.open(SHARD)
         await sink.close()
+
+
+@pytest.mark.parametrize("kind", [FileSink, SqliteSink])
+async def test_a_target_that_cannot_be_opened_for_the_moment_is_tried_again(
+    kind: Callable[[Path], ReplicationSink], tmp_path: Path
+) -> None:
+    sink = kind(tmp_path / "new")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # As when a node has more connections than it may.
+    try:
+        with pytest.raises(Unavailable, match="Too many open files"):
+            await sink.open(SHARD)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert await sink.open(SHARD) == 0
+    await sink.close()
 
 
 async def test_files_are_rolled_by_size_and_named_after_their_first_event(tmp_path: Path) -> None:
@@ -473,6 +492,33 @@ async def test_calls_of_one_thread_come_one_after_the_other() -> None:
     await thread.run(lambda: seen.append(50))
     thread.close()
     assert seen[-1] == 50
+
+
+HANGING = """
+import asyncio, threading
+from omnirelay.replication.threads import OneThread
+
+async def main():
+    thread, begun = OneThread("test"), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hang():
+        loop.call_soon_threadsafe(begun.set)
+        threading.Event().wait()
+
+    call = asyncio.create_task(thread.run(hang))
+    await begun.wait()
+    call.cancel()
+    thread.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
+    command = [sys.executable, "-c", HANGING]
+    done = subprocess.run(command, check=False, timeout=PATIENCE_S, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # -- tables --------------------------------------------------------------------------------------

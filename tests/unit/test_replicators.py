@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 from collections.abc import Sequence
 from contextlib import asynccontextmanager, suppress
@@ -12,7 +13,15 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from omnirelay.errors import FailedPrecondition, InvalidArgument, LogLocked, LogTrimmed, ResourceExhausted, Unavailable
+from omnirelay.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    LogLocked,
+    LogRegressed,
+    LogTrimmed,
+    ResourceExhausted,
+    Unavailable,
+)
 from omnirelay.log.memory import MemoryLog
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.files import FileSink
@@ -99,6 +108,7 @@ async def test_calls_at_the_same_time_are_numbered_one_after_the_other() -> None
         ({"eventType": ""}, "event 1 needs an eventType"),
         ({"eventType": "X", "sequenceNumber": 7}, "event 1 has a sequenceNumber"),
         ({"eventType": "X", "timestamp": -1}, "event 1 has a timestamp that is none"),
+        ({"eventType": "X", "timestamp": 253_402_300_800_000}, "event 1 has a timestamp that is none"),
         ({"eventType": "X", "timestamp": "yesterday"}, "timestamp"),
         ({"eventType": "X", "what": object()}, "event 1 cannot be written as JSON"),
     ],
@@ -385,6 +395,19 @@ async def test_two_replicators_on_one_directory_do_not_collide(tmp_path: Path) -
     async with started(SqliteReplicator(tmp_path)):
         with pytest.raises(LogLocked):
             await SqliteReplicator(tmp_path).start()
+
+
+async def test_a_journal_that_ends_before_what_a_member_has_got_is_refused(tmp_path: Path) -> None:
+    for directory, count in (("older", 1), ("data", 5)):
+        async with started(SqliteReplicator(tmp_path / "data", follow=QUICK)) as replicator:
+            await replicator.publish([new(number) for number in range(count)])
+            await replicator.wait_delivered()
+        if directory == "older":
+            shutil.copytree(tmp_path / "data" / "events", tmp_path / "older")
+    shutil.rmtree(tmp_path / "data" / "events")
+    (tmp_path / "older").rename(tmp_path / "data" / "events")
+    with pytest.raises(LogRegressed, match="the sink table has got event 6, the log ends at 1"):
+        await SqliteReplicator(tmp_path / "data", follow=QUICK).start()
 
 
 async def test_a_journal_that_lost_its_witness_goes_on_where_no_number_was_given(tmp_path: Path) -> None:

@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from omnirelay.cli.exits import FAILED, UNREACHABLE, Refusal, Stop, usage
+from omnirelay.cli.json_texts import encode
+from omnirelay.client.addresses import without_password
 
 if TYPE_CHECKING:
     import httpx
 
 ANSWER_SECONDS = 30.0
 """How long a call may take beyond the time it asked to wait."""
+_NAMESPACE_MAX = 256
+_WAIT_MAX_MS = 24 * 3_600_000
+"""No node waits for longer; one that is asked to says so at once."""
 
 
 class Client:
@@ -26,13 +31,14 @@ class Client:
         import httpx
 
         self.url = url.rstrip("/")
+        self.shown_url = without_password(self.url)
         self.namespace = namespace
         try:
             parsed = httpx.URL(self.url)
         except httpx.InvalidURL as error:
-            raise usage(f"--url {url!r} is not an address: {error}") from None
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise usage(f"--url {url!r} is not an address such as http://127.0.0.1:7070")
+            raise usage(f"--url {self.shown_url!r} is not an address: {error}") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host or not 0 < (parsed.port or 80) < 65_536:
+            raise usage(f"--url {self.shown_url!r} is not an address such as http://127.0.0.1:7070")
         self._http = httpx.Client(
             base_url=parsed,
             timeout=ANSWER_SECONDS,
@@ -54,8 +60,14 @@ class Client:
     def call(self, verb: str, request: dict[str, Any] | None = None, *, wait_ms: int = 0) -> Any:
         """The answer of a verb. Fields that are None are left out. Raises Refusal, or Stop when nobody answers."""
         fields = {name: value for name, value in (request or {}).items() if value is not None}
-        response = self.post(f"/v1/{quote(self.namespace, safe='')}/{verb}", fields, wait_ms=wait_ms)
+        response = self.post(self._path(verb), fields, wait_ms=wait_ms)
         return _answer(response, self.namespace)
+
+    def _path(self, verb: str) -> str:
+        name = self.namespace
+        if not 0 < len(name) <= _NAMESPACE_MAX or not name.isprintable() or "/" in name:
+            raise usage(f"--namespace {name[:_NAMESPACE_MAX]!r} is no name of a shard")
+        return f"/v1/{quote(name, safe='')}/{verb}"
 
     def post(
         self,
@@ -68,8 +80,8 @@ class Client:
         """Send JSON and take whatever comes back; raises Stop when nothing does."""
         import httpx
 
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        timeout = httpx.Timeout(ANSWER_SECONDS, read=ANSWER_SECONDS + wait_ms / 1000)
+        content = body if isinstance(body, bytes) else encode(body)
+        timeout = httpx.Timeout(ANSWER_SECONDS, read=ANSWER_SECONDS + min(wait_ms, _WAIT_MAX_MS) / 1000)
         with self._reaching():
             return self._http.post(
                 path,
@@ -91,7 +103,7 @@ class Client:
         """
         import httpx
 
-        path = f"/v1/{quote(self.namespace, safe='')}/watch"
+        path = self._path("watch")
         timeout = httpx.Timeout(ANSWER_SECONDS, read=60.0)  # A comment comes every 15 s.
         headers = {"accept": "text/event-stream"}
         with (
@@ -103,7 +115,7 @@ class Client:
                 _answer(response, self.namespace)
             whole = yield from _events(_lines(response.iter_bytes()))
             if not whole and "untilCaughtUp" in query:
-                raise Stop(UNREACHABLE, f"{self.url} ended the stream before the last event", "stream-ended")
+                raise Stop(UNREACHABLE, f"{self.shown_url} ended the stream before the last event", "stream-ended")
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
@@ -113,18 +125,19 @@ class Client:
             yield
         except (httpx.ReadTimeout, httpx.WriteTimeout):
             raise Stop(
-                UNREACHABLE, f"{self.url} did not answer in time; the call may still take effect", "timeout"
+                UNREACHABLE, f"{self.shown_url} did not answer in time; the call may still take effect", "timeout"
             ) from None
         except (httpx.ReadError, httpx.RemoteProtocolError, httpx.WriteError):
             raise Stop(
                 UNREACHABLE,
-                f"{self.url} hung up before it had answered; whether the call took effect is not known",
+                f"{self.shown_url} hung up before it had answered; whether the call took effect is not known",
                 "connection-lost",
             ) from None
         except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
             raise Stop(
                 UNREACHABLE,
-                f"nothing answers at {self.url}: {_reason(error)}; start a node with `omnirelay dev`, or say --url",
+                f"nothing answers at {self.shown_url}: {_reason(error)};"
+                " start a node with `omnirelay dev`, or say --url",
                 "unreachable",
             ) from None
 
@@ -143,7 +156,8 @@ def _answer(response: httpx.Response, namespace: str) -> Any:
     except ValueError:
         raise Stop(
             FAILED,
-            f"what answers at {response.url} is not an OmniRelay node (HTTP {response.status_code}, no JSON)",
+            f"what answers at {without_password(str(response.url))} is not an OmniRelay node"
+            f" (HTTP {response.status_code}, no JSON)",
         ) from None
     if response.status_code < 300:
         return body

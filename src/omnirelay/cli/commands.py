@@ -81,9 +81,9 @@ def guarded(function: F) -> F:
 
     @wraps(function)
     def run(*arguments: Any, **options: Any) -> None:
-        code = _code_of(lambda: function(*arguments, **options))
+        code = code_of(lambda: function(*arguments, **options))
         # Also after a command that failed: what it printed before may not fit where it goes either.
-        unwritten = _code_of(sys.stdout.flush)
+        unwritten = code_of(sys.stdout.flush)
         if code or unwritten:
             raise typer.Exit(code or unwritten)
 
@@ -92,7 +92,7 @@ def guarded(function: F) -> F:
     return run  # type: ignore[return-value]
 
 
-def _code_of(work: Callable[[], object]) -> int:
+def code_of(work: Callable[[], object]) -> int:
     """Do it, and say with which exit code it ended; what was wrong is on stderr then."""
     try:
         work()

@@ -148,7 +148,10 @@ def redrive(
     resource_type: ResourceType = None,
     error_code: ErrorCode = None,
     everything: Everything = False,
-    rate: Annotated[float | None, typer.Option("--rate", help="Only so many a second.", metavar="NUMBER")] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", help="Only so many a second.", metavar="NUMBER", min=0.001, max=1_000_000),
+    ] = None,
     url: Url = DEFAULT_URL,
     namespace: Namespace = DEFAULT_NAMESPACE,
     output: Output = Format.TABLE,

@@ -188,6 +188,10 @@ def _kept(accepted: int, last_line: int) -> str:
     return f"{accepted} items up to line {last_line} were accepted and stay, go on from line {last_line + 1}"
 
 
+_BESIDE_PAYLOAD = ("priority", "weight", "notbefore", "delayms", "maxattempts")
+"""What a payload does not have, in lower case: a node would pass over it."""
+
+
 def item_of_line(value: dict[str, Any]) -> dict[str, Any]:
     """The EnqueueItem that a line stands for."""
     named = {name.lower(): name for name in value}
@@ -197,6 +201,9 @@ def item_of_line(value: dict[str, Any]) -> dict[str, Any]:
             value = {**value, named["payload"]: _with_body(payload)}
         return value
     if "resourcetype" in named or "resourceid" in named:
+        beside = [name for lower, name in named.items() if lower in _BESIDE_PAYLOAD]
+        if beside:
+            raise ValueError(f'has {beside[0]}, which stands beside a payload: {{"payload": …, "{beside[0]}": …}}')
         return {"payload": _with_body(value)}
     raise ValueError("is neither an item with a payload nor a payload with resourceType and resourceId")
 

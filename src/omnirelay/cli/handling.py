@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -114,10 +113,22 @@ def pause(
     """Grant nothing from a type, a tenant or the whole shard. What is leased goes on."""
     if until is not None and length is not None:
         raise usage("--until and --for exclude each other")
-    if length is not None:
-        until = (datetime.now(UTC) + timedelta(milliseconds=length)).isoformat(timespec="milliseconds")
-    request = {"resourceType": resource_type, "tenant": tenant, "intake": intake, "reason": reason, "until": until}
-    _call("pause", request, url, namespace, output)
+    with Client(url, namespace) as client:
+        if length is not None:
+            until = _from_now(client, length)
+        request = {"resourceType": resource_type, "tenant": tenant, "intake": intake, "reason": reason, "until": until}
+        _print_pauses(output, client.call("pause", request))
+
+
+def _from_now(client: Client, length_ms: int) -> str:
+    """The instant at which this much time has passed for the node: the clock of this machine may be off."""
+    from omnirelay.core.intake import TIME_MAX_MS
+    from omnirelay.wire.instants import instant, read_instant
+
+    now_ms = read_instant("observedAt", client.call("stats")["stats"]["backpressure"]["observedAt"])
+    if now_ms + length_ms > TIME_MAX_MS:
+        raise usage("--for must end before the year 10000; without it a pause lasts until `omnirelay resume`")
+    return instant(now_ms + length_ms)
 
 
 _RESUME = """
@@ -135,10 +146,9 @@ def resume(
     output: Output = Format.TABLE,
 ) -> None:
     """End a pause of a type, of a tenant, or of the whole shard. Shows what is still paused."""
-    _call("resume", {"resourceType": resource_type, "tenant": tenant}, url, namespace, output)
-
-
-def _call(verb: str, request: dict[str, Any], url: str, namespace: str, output: Format) -> None:
     with Client(url, namespace) as client:
-        answer = client.call(verb, request)
+        _print_pauses(output, client.call("resume", {"resourceType": resource_type, "tenant": tenant}))
+
+
+def _print_pauses(output: Format, answer: dict[str, Any]) -> None:
     print_answer(output, answer, answer["pauses"], lambda: pause_table(answer["pauses"]))

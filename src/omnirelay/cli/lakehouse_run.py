@@ -14,9 +14,10 @@ import typer
 from omnirelay.cli.commands import command
 from omnirelay.cli.exits import DAMAGED
 from omnirelay.cli.lakehouse_sessions import spark_for_command
-from omnirelay.cli.log_places import StoreOptions, read_options
+from omnirelay.cli.log_places import StoreOptions, is_path, read_options
 from omnirelay.cli.options import Format, Output
 from omnirelay.cli.printing import note, print_answer, short, stacked, table
+from omnirelay.cli.running import run_async
 from omnirelay.cli.stopping import set_when_interrupted
 
 if TYPE_CHECKING:
@@ -53,6 +54,14 @@ Source = Annotated[
 Warehouse = Annotated[
     str, typer.Option("--warehouse", help="The directory the tables go into.", metavar="DIR", callback=_named)
 ]
+Gone = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gone",
+        help="A shard whose segments are gone for good: that the tables hold it is no error; may be repeated.",
+        metavar="SHARD",
+    ),
+]
 TableFormat = Annotated[Kind, typer.Option("--format", help="The format of the tables.")]
 Master = Annotated[str, typer.Option("--master", help="Where Spark runs: local[*], spark://…, k8s://…", metavar="URL")]
 
@@ -85,17 +94,19 @@ def run(
         ),
     ] = 10.0,
     option: StoreOptions = None,
+    gone: Gone = None,
     kind: TableFormat = Kind.DELTA,
     master: Master = "local[*]",
     output: Output = Format.TABLE,
 ) -> None:
     """Take in what is new in the segments and bring every table up to it. It may be stopped at any time.
 
-    Ends with 6 when a segment was refused; the tables hold everything before it, and all of the other shards. With
-    --continuous an interruption or a SIGTERM ends it behind the table that is being changed; a second one at once.
+    Ends with 6 when a segment was refused, or all of a shard that the tables hold are gone; the tables hold everything
+    before it, and all of the other shards. Ends with 4 when there are no segments at all. With --continuous an
+    interruption or a SIGTERM ends it behind the table that is being changed; a second one at once.
     Another pipeline that is quicker, or a store that does not answer, does not end it then: it says so and tries again.
     """
-    route = Route(source, read_options(option), warehouse, kind, master)
+    route = Route(source, read_options(option), warehouse, kind, master, gone or [])
     if continuous:
         summary = _continuously(route, every, output)
     else:
@@ -140,17 +151,19 @@ def rebuild(
     warehouse: Warehouse,
     yes: Annotated[bool, typer.Option("--yes", help="Do it: the tables there are now are removed first.")] = False,
     option: StoreOptions = None,
+    gone: Gone = None,
     kind: TableFormat = Kind.DELTA,
     master: Master = "local[*]",
     output: Output = Format.TABLE,
 ) -> None:
     """Remove the tables and make them anew from the segments there are. Events that no segment holds are gone then.
 
-    The segments are looked at first: where no event can be read, the tables stay as they are.
+    The segments are looked at first: where no event can be read, or none of a shard that the tables hold, they stay as
+    they are.
     """
     if not yes:
         raise typer.BadParameter("say --yes: the tables are removed first, and only what segments hold comes back")
-    with _pipeline(Route(source, read_options(option), warehouse, kind, master)) as pipeline:
+    with _pipeline(Route(source, read_options(option), warehouse, kind, master, gone or [])) as pipeline:
         summary = pipeline.rebuild()
     _print(summary, output)
     if summary.refused:
@@ -166,7 +179,6 @@ def optimize(warehouse: Warehouse, kind: TableFormat = Kind.DELTA, master: Maste
     """Make few large files of many small ones. No row changes."""
     from omnirelay.lakehouse import upkeep
 
-    upkeep.check_warehouse(warehouse)
     with opened_tables(warehouse, kind, master) as tables:
         done = upkeep.optimize(tables)
     note(f"{len(done)} tables optimized")
@@ -196,7 +208,6 @@ def vacuum(
     from omnirelay.lakehouse import upkeep
 
     upkeep.check_keep_hours(keep_hours, force=force)
-    upkeep.check_warehouse(warehouse)
     with opened_tables(warehouse, kind, master) as tables:
         done = upkeep.vacuum(tables, keep_hours, force=force)
     note(f"{len(done)} tables vacuumed")
@@ -226,6 +237,8 @@ class Route(NamedTuple):
     warehouse: str
     kind: Kind
     master: str
+    gone: list[str]
+    """Shards that are not missed when they have no segments."""
 
 
 @contextmanager
@@ -234,8 +247,12 @@ def _pipeline(route: Route, *, stopping: Callable[[], bool] | None = None) -> It
 
     try:
         from omnirelay.lakehouse.pipeline import Pipeline
+        from omnirelay.lakehouse.shards import shards_at
     except ImportError as error:
         raise needs_extra(error) from None
+    if is_path(route.source):
+        # Before Spark is started. To list a bucket twice would take longer than that.
+        run_async(shards_at(route.source, route.options))
     with _session(route.kind, route.master) as spark:
         yield Pipeline(
             spark,
@@ -245,13 +262,17 @@ def _pipeline(route: Route, *, stopping: Callable[[], bool] | None = None) -> It
             options=route.options,
             report=_report,
             stopping=stopping,
+            gone=route.gone,
         )
 
 
 @contextmanager
 def opened_tables(warehouse: str, kind: Kind, master: str) -> Iterator[TableStore]:
+    """Tables that are there. Raises TablesMissing for a directory without any, before Spark is started."""
     from omnirelay.lakehouse.formats import open_tables
+    from omnirelay.lakehouse.upkeep import check_warehouse
 
+    check_warehouse(warehouse)
     with _session(kind, master) as spark:
         yield open_tables(spark, warehouse, kind)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from omnirelay.cli.exits import Refusal, Stop, usage
+from omnirelay.cli.json_texts import parse
 
 _BATCH_BYTES = 4 * 1024 * 1024
 """Most bytes of one call: well below what a node takes, however large the items are."""
@@ -108,7 +108,7 @@ def batches(file: BinaryIO, size: Size, make: Make) -> Iterator[tuple[list[int],
 
 def _parsed(number: int, line: bytes, make: Make) -> Any:
     try:
-        value = json.loads(line)
+        value = parse(line)
     except ValueError as error:
         raise BadLine(number, f"is not JSON: {error}") from None
     if not isinstance(value, dict):

@@ -56,7 +56,7 @@ def verify(
     url: NotByUrl = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Check every frame of a log: hashes, links, contents, head, snapshots, witness. Ends with 6 when one is damaged.
+    """Check every frame of a log: hashes, links, contents, head, snapshots, witnesses. Ends with 6 when one is damaged.
 
     Without --namespace all logs of the place are checked. The first damage of each is named; `omnirelay log recover`
     says what can be kept. One that a newer version wrote ends it with 5: only that version can check it. Of segments
@@ -121,9 +121,12 @@ async def _verified_backup(place: Place, shard: str) -> dict[str, Any]:
 
 
 def _verified(data: Path, namespace: str) -> dict[str, Any]:
+    from omnirelay.replication.confirmed import check_confirmed
+
     try:
         with progress(f"verify {namespace}") as move:
             report = with_log(data, namespace, lambda log: log.verify(progress=move))
+        check_confirmed(data, namespace)
     except DataLoss as damage:
         return _damaged(namespace, damage)
     return _report(namespace, report)

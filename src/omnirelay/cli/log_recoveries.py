@@ -54,7 +54,7 @@ def recover(
         return
     if isinstance(damage, LogSchemaTooNew | UnknownEvent):
         raise damage
-    kept, known = run_async(_reach(data, name))
+    kept, known = run_async(_reach(data, name, damage))
     said = f"{damage.message}\n{_loss(kept, known)}"
     if not accept_loss:
         raise Stop(DAMAGED, f"{said}\nnothing was changed: --accept-loss gives it up", damage.code)
@@ -63,7 +63,7 @@ def recover(
             raise usage("what is given up cannot be had back and nobody is there to be asked: say --yes")
         note(said)
         typer.confirm(f"Give it up, in the log of {name}, for good?", abort=True, err=True)
-    answer = run_async(_recovered(data, name))
+    answer = run_async(_recovered(data, name, damage))
     print_answer(output, answer, None, lambda: fields(answer.items()))
     note(f"start it with `omnirelay serve --data {data}`; it goes on in a new generation")
 
@@ -76,9 +76,12 @@ def _chosen(data: Path, namespace: str | None) -> str:
 
 
 def _damage(data: Path, namespace: str) -> DataLoss | None:
+    from omnirelay.replication.confirmed import check_confirmed
+
     try:
         with progress(f"verify {namespace}") as move:
             with_log(data, namespace, lambda log: log.verify(progress=move))
+        check_confirmed(data, namespace)
     except DataLoss as damage:
         return damage
     except LogUnavailable as error:
@@ -97,16 +100,17 @@ def _loss(kept: int, known: int) -> str:
     return f"{head}; lost: {kept + 1} to {known}, and whatever came after that"
 
 
-async def _reach(data: Path, namespace: str) -> tuple[int, int]:
-    """The last event before the first damage, and the last that head or witness know of."""
+async def _reach(data: Path, namespace: str, damage: DataLoss) -> tuple[int, int]:
+    """The last event before the first damage, and the last that head, witness or sinks know of."""
     from omnirelay.log.frame import decode_frame
     from omnirelay.log.sqlite import SqliteLog
     from omnirelay.log.witness import read_witness
 
-    kept = known = 0
+    kept = 0
+    known = int(str(damage.details.get("expected", 0))) if isinstance(damage, LogRegressed) else 0
     with suppress(LogDamaged):
         witness = read_witness(data / namespace / "leases.witness")
-        known = witness.sequence if witness is not None else 0
+        known = max(known, witness.sequence if witness is not None else 0)
     with suppress(LogDamaged, LogUnavailable):
         log = SqliteLog.open(data, namespace, read_only=True)
         try:
@@ -121,11 +125,14 @@ async def _reach(data: Path, namespace: str) -> tuple[int, int]:
     return kept, max(kept, known)
 
 
-async def _recovered(data: Path, namespace: str) -> dict[str, Any]:
+async def _recovered(data: Path, namespace: str, damage: DataLoss) -> dict[str, Any]:
     import asyncio
 
     from omnirelay.log.sqlite import SqliteLog
+    from omnirelay.replication.confirmed import CHECKPOINT_FILE, give_up_confirmed
 
+    if isinstance(damage, LogRegressed) and damage.details.get("witness") == str(data / CHECKPOINT_FILE):
+        await asyncio.to_thread(give_up_confirmed, data, namespace, damage)
     before = set((data / namespace).glob("leases.db.damaged-*"))
     # Raises LogLocked while a node runs.
     log = await asyncio.to_thread(SqliteLog.open, data, namespace, accept_loss=True)

@@ -13,9 +13,9 @@ import typer
 from omnirelay.cli.calling import Client
 from omnirelay.cli.commands import command
 from omnirelay.cli.directories import only, with_log
-from omnirelay.cli.exits import UNREACHABLE, Refusal, Stop
+from omnirelay.cli.exits import UNREACHABLE, Refusal, Stop, usage
 from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, LAST_NUMBER, Format, Output, Url
-from omnirelay.cli.printing import cell, print_json, visible
+from omnirelay.cli.printing import cell, print_encoded, print_json, visible
 
 if TYPE_CHECKING:
     from omnirelay.log.sqlite import SqliteLog
@@ -62,7 +62,9 @@ def tail(
     """Show the events of a shard as they are decided. The files of a node (--data) are read to their end."""
     from omnirelay.wire.events import event_types_named
 
-    wanted = None if types is None else {name.strip().lower() for name in types.split(",")}
+    wanted = None if types is None else {name.strip().lower() for name in types.split(",") if name.strip()}
+    if wanted is not None and not wanted:
+        raise usage("--types names no type of event")
 
     def take(_: int, text: bytes) -> bool:
         if wanted is None or json.loads(text)["eventType"].lower() in wanted:
@@ -78,7 +80,7 @@ def tail(
 
 def _print_event(text: bytes, output: Format) -> None:
     if output is Format.JSONL:
-        sys.stdout.write(text.decode() + "\n")
+        print_encoded(text)
     elif output is Format.JSON:
         print_json(json.loads(text))
     else:

@@ -30,11 +30,14 @@ def _duration(text: str) -> int:
 
 
 INTERVAL_MIN_MS: Final = 100
+INTERVAL_MAX_MS: Final = 24 * 3_600_000
 
 
 def interval_of(text: str) -> int:
-    """A pause between two looks. Without one a node would do nothing but answer them, so there is a shortest."""
-    return max(_duration(text), INTERVAL_MIN_MS)
+    """A pause between two looks. Without one a node would do nothing but answer them, so there is a shortest; and a
+    longest, because no machine can wait for as long as people can write down.
+    """
+    return min(max(_duration(text), INTERVAL_MIN_MS), INTERVAL_MAX_MS)
 
 
 def _instant(text: str) -> str:
@@ -125,9 +128,9 @@ def read_bytes(text: str | None, path: Path | None, what: str) -> bytes | None:
 
 
 def read_json(text: str, what: str) -> Any:
-    import json
+    from omnirelay.cli.json_texts import parse
 
     try:
-        return json.loads(text)
+        return parse(text)
     except ValueError as error:
         raise usage(f"{what} is not JSON: {error}") from None

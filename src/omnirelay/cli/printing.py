@@ -28,11 +28,24 @@ Rows = Sequence[Sequence[object]]
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=not _takes_all_text()) + "\n")
 
 
 def print_line(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+    sys.stdout.write(json.dumps(value, ensure_ascii=not _takes_all_text(), separators=(",", ":")) + "\n")
+
+
+def print_encoded(text: bytes) -> None:
+    """Print a line of JSON as it came."""
+    if _takes_all_text():
+        sys.stdout.write(text.decode() + "\n")
+    else:
+        print_line(json.loads(text))
+
+
+def _takes_all_text() -> bool:
+    """Whether stdout is UTF-8. With another encoding JSON is escaped to ASCII: it has to be JSON still."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def print_answer(

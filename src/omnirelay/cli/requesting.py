@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,9 @@ from omnirelay.cli.commands import TOOLS, command
 from omnirelay.cli.exits import Stop, usage
 from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, Namespace, Url, duration, read_bytes
 from omnirelay.cli.printing import note
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_OF_THE_BODY = ("content-length", "transfer-encoding")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -46,8 +50,10 @@ def request(
         sent["Rpc-Caller"] = caller
     for pair in headers or []:
         key, separator, value = pair.partition("=")
-        if not separator or not key:
+        if not separator or not _HEADER_NAME.fullmatch(key):
             raise usage(f"--header wants NAME=VALUE, got {pair!r}")
+        if key.lower() in _OF_THE_BODY:
+            raise usage(f"{key} follows from the body and cannot be said")
         sent[key] = value
     if not all(name.isascii() and value.isascii() and value.isprintable() for name, value in sent.items()):
         raise usage("headers are plain ASCII text, and so are the procedure and the caller")

@@ -6,11 +6,35 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+ECHO_SECONDS = 0.5
+
+Clock = Callable[[], float]
+
+
+class Echoes:
+    """Tells a signal that somebody sent again from one that came twice: `timeout` sends it to a process and to its
+    group, and so does whoever passes on the ctrl-C of a terminal. Nobody's hand is as quick.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._last: tuple[int, float] | None = None
+
+    def has(self, number: int) -> bool:
+        """Whether this signal is but an echo of the last one."""
+        now = self._clock()
+        if self._last is not None and self._last[0] == number and now - self._last[1] < ECHO_SECONDS:
+            return True
+        self._last = number, now
+        return False
 
 
 class Interrupted(KeyboardInterrupt):
@@ -55,10 +79,10 @@ class Signals:
 
 
 @contextmanager
-def heeding_signals() -> Iterator[Signals]:
+def heeding_signals(clock: Clock = time.monotonic) -> Iterator[Signals]:
     """The first SIGINT or SIGTERM waits for what is held; the second one ends the process as it always does."""
     signals = Signals()
-    with _first_signal(signals.take):
+    with _first_signal(signals.take, clock):
         yield signals
 
 
@@ -70,7 +94,9 @@ def set_when_interrupted(asked: threading.Event) -> Iterator[None]:
 
 
 @contextmanager
-def _first_signal(take: Callable[[int], None]) -> Iterator[None]:
+def _first_signal(take: Callable[[int], None], clock: Clock = time.monotonic) -> Iterator[None]:
+    echoes = Echoes(clock)
+    taken = False
     before = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def put_back() -> None:
@@ -78,8 +104,15 @@ def _first_signal(take: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        put_back()
-        take(number)
+        nonlocal taken
+        if echoes.has(number):
+            return
+        if taken:
+            put_back()
+            signal.raise_signal(number)
+        else:
+            taken = True
+            take(number)
 
     for number in _SIGNALS:
         signal.signal(number, handle)

@@ -31,7 +31,7 @@ def _values(text: str) -> list[Any]:
     while position < len(text):
         try:
             value, position = decoder.raw_decode(text, position)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise usage(f"the token is not JSON: {error}") from None
         values.append(value)
         while position < len(text) and text[position].isspace():

@@ -10,17 +10,23 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from omnirelay.cli.stopping import Echoes
+
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
     """Call `stop` in the running event loop at the first SIGINT, SIGTERM or SIGHUP.
 
-    A second SIGINT or SIGTERM ends the process where it stands, also while a handler blocks the event loop. A terminal
-    that goes away may send SIGHUP twice, so that changes nothing; under nohup it is not heeded at all.
+    A second SIGINT or SIGTERM ends the process where it stands, also while a handler blocks the event loop; one that
+    merely came twice does not. A terminal that goes away may send SIGHUP twice, so that changes nothing; under nohup it
+    is not heeded at all.
     """
     asked = False
+    echoes = Echoes()
 
     def take(number: int, frame: FrameType | None) -> None:
         nonlocal asked
+        if echoes.has(number):
+            return
         if asked and number in (signal.SIGINT, signal.SIGTERM):
             os._exit(128 + number)
         asked = True

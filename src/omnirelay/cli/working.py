@@ -12,9 +12,9 @@ from omnirelay.cli.commands import RUNNING, command
 from omnirelay.cli.exits import usage
 from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, Namespace, Url, duration
 from omnirelay.cli.printing import note
+from omnirelay.client.addresses import without_password
 
 if TYPE_CHECKING:
-    from omnirelay.worker.handlers import Handlers
     from omnirelay.worker.worker import Worker
 
 LIVENESS_SECONDS = 0.5
@@ -61,6 +61,7 @@ def work(
     """
     import asyncio
 
+    from omnirelay.cli.handler_modules import find_handlers
     from omnirelay.node.logs import set_up_logs
     from omnirelay.worker.worker import Worker
 
@@ -78,7 +79,8 @@ def work(
         lease_duration_ms=lease_duration,
         stop_budget_ms=budget,
     )
-    note(f"{worker.peer_id} works on {', '.join(handlers.patterns)} from {url} ({namespace}); ctrl-C stops it")
+    place = f"{without_password(url)} ({namespace})"
+    note(f"{worker.peer_id} works on {', '.join(handlers.patterns)} from {place}; ctrl-C stops it")
     asyncio.run(_run(worker, liveness_file, budget))
     counts = worker.counts
     note(
@@ -87,28 +89,6 @@ def work(
     )
     if worker.left_running:
         _cut_off(worker.left_running)
-
-
-def find_handlers(registry: str) -> Handlers:
-    """The registry that `module:name` stands for; the working directory counts as a place for modules."""
-    from importlib import import_module
-
-    from omnirelay.worker.handlers import Handlers
-
-    module_name, separator, name = registry.partition(":")
-    if not separator or not module_name or not name:
-        raise usage(f"say where the handlers are as module:name, not {registry!r}")
-    sys.path.insert(0, "")
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # Something that the module itself imports.
-        raise usage(f"there is no module {module_name!r} here or on the path") from None
-    found = getattr(module, name, None)
-    if not isinstance(found, Handlers):
-        raise usage(f"{module_name} has no Handlers called {name!r}")
-    return found
 
 
 def _check_writable(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ from omnirelay.errors import InvalidArgument
 from omnirelay.wire.instants import instant
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 Bytes = bytes | bytearray | memoryview
 
@@ -37,6 +39,14 @@ def as_list(field: str, values: Iterable[T] | None) -> list[T] | None:
         raise _wrong(field, f"must be a list, not {type(values).__name__}") from None
 
 
+def as_given_list(field: str, values: Iterable[T]) -> list[T]:
+    """Several values, of which None does not stand for all."""
+    found = as_list(field, values)
+    if found is None:
+        raise _wrong(field, "must be a list, not None")
+    return found
+
+
 def as_choice(field: str, value: str, choices: tuple[str, ...]) -> None:
     """One of a few words."""
     if value not in choices:
@@ -56,6 +66,44 @@ def as_instant(field: str, ms: int | None) -> str | None:
     if type(ms) is not int or not 0 <= ms <= TIME_MAX_MS:
         raise _wrong(field, f"must be milliseconds since 1970, up to the year 9999, not {ms!r}")
     return instant(ms)
+
+
+def as_whole(field: str, value: int) -> int:
+    """A whole number, also as a float. One that is not finite is refused: it would be sent as nothing at all."""
+    given: Any = value
+    if isinstance(given, int):
+        return given
+    if isinstance(given, float) and given.is_integer():
+        return int(given)
+    raise _wrong(field, f"must be a whole number, not {given!r}")
+
+
+def as_whole_or_none(field: str, value: int | None) -> int | None:
+    return None if value is None else as_whole(field, value)
+
+
+def as_finite_or_none(field: str, value: float | None) -> float | None:
+    """A number of any sort that JSON has."""
+    given: Any = value
+    if given is not None and not isinstance(given, int) and not (isinstance(given, float) and math.isfinite(given)):
+        raise _wrong(field, f"must be a number, not {given!r}")
+    return value
+
+
+def as_timeout(field: str, ms: N) -> N:
+    """How long to wait: some time, and not for ever."""
+    given: Any = ms
+    if not isinstance(given, int | float) or not 0 < given <= TIME_MAX_MS:
+        raise _wrong(field, f"must be more than 0 milliseconds and have an end, not {given!r}")
+    return ms
+
+
+def as_names(field: str, values: Iterable[str] | None) -> list[str] | None:
+    """Several texts, or None for all."""
+    names = as_list(field, values)
+    for each in names or ():
+        as_kind(field, each, str)
+    return names
 
 
 def as_kind(field: str, value: T, kind: type[T]) -> T:

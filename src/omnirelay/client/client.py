@@ -18,7 +18,20 @@ from copy import copy
 from types import TracebackType
 from typing import Any, TypeVar
 
-from omnirelay.client.arguments import Bytes, as_bytes, as_header, as_kind, as_list
+from omnirelay.client.arguments import (
+    Bytes,
+    as_bytes,
+    as_finite_or_none,
+    as_given_list,
+    as_header,
+    as_instant,
+    as_kind,
+    as_list,
+    as_names,
+    as_timeout,
+    as_whole,
+    as_whole_or_none,
+)
 from omnirelay.client.connections import encoded
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.client.items import ItemSpec as ItemSpec
@@ -38,7 +51,6 @@ from omnirelay.errors import (
 )
 from omnirelay.wire import answers as out
 from omnirelay.wire import requests as asked
-from omnirelay.wire.instants import instant
 from omnirelay.wire.streams import StreamAck
 
 DEFAULT_URL = "http://127.0.0.1:7070"
@@ -75,7 +87,7 @@ class Client:
         """
         self.url = url
         self.namespace = namespace
-        self.timeout_ms = timeout_ms
+        self.timeout_ms = as_timeout("timeout_ms", timeout_ms)
         self._request_ids = request_ids
         as_header("caller", caller)
         headers = {} if caller is None else {"rpc-caller": caller}
@@ -145,7 +157,7 @@ class Client:
         again does, unless they have request ids of their own. A call that is cancelled says nothing of what is in.
         """
         results: list[out.EnqueueResult] = []
-        batches = in_batches(items)
+        batches = in_batches(as_given_list("items", items))
         for start in range(0, len(batches), BATCHES_IN_FLIGHT):
             part = [(batch, self._missing_ids(batch)) for batch in batches[start : start + BATCHES_IN_FLIGHT]]
             ended = await asyncio.gather(
@@ -200,6 +212,7 @@ class Client:
         ids_needed: bool = True,
     ) -> out.EnqueueAnswer:
         """Without `ids_needed` a node that cannot remember one more id is not asked again."""
+        wait_ms = as_whole_or_none("wait_ms", wait_ms)
         if len(wires) == 1:
             [wire] = wires
             request = asked.EnqueueRequest(
@@ -235,9 +248,9 @@ class Client:
         """
         request = asked.LeaseRequest(
             peer_id=peer_id,
-            max_items=max_items,
-            wait_ms=wait_ms,
-            lease_duration_ms=lease_duration_ms,
+            max_items=as_whole("max_items", max_items),
+            wait_ms=as_whole("wait_ms", wait_ms),
+            lease_duration_ms=as_whole_or_none("lease_duration_ms", lease_duration_ms),
             resource_types=as_list("resourceTypes", resource_types),
             tenants=as_list("tenants", tenants),
             request_id=request_id or new_request_id(),
@@ -256,7 +269,8 @@ class Client:
     ) -> out.Outcome:
         """Keep the lease; the answer says until when, and whether the owner is asked to stop."""
         said = fraction is not None or message is not None or data is not None
-        progress = asked.IncomingProgress(fraction=fraction, message=message, data=data) if said else None
+        done = as_finite_or_none("fraction", fraction)
+        progress = asked.IncomingProgress(fraction=done, message=message, data=data) if said else None
         return await self.acknowledge(_ack("heartbeat", lease, peer_id, progress=progress))
 
     async def complete(
@@ -295,7 +309,7 @@ class Client:
                 reason=reason,
                 error_code=error_code,
                 mode=mode,
-                delay_ms=delay_ms,
+                delay_ms=as_whole_or_none("delay_ms", delay_ms),
                 metadata=None if metadata is None else dict(metadata),
             )
         )
@@ -304,7 +318,8 @@ class Client:
         self, lease: out.Lease | OwnershipToken, *, delay_ms: int | None = None, peer_id: str | None = None
     ) -> out.Outcome:
         """Hand the item back; the attempt is not burned."""
-        return await self.acknowledge(_ack("release", lease, peer_id, delay_ms=delay_ms))
+        delay = as_whole_or_none("delay_ms", delay_ms)
+        return await self.acknowledge(_ack("release", lease, peer_id, delay_ms=delay))
 
     async def acknowledge(self, ack: StreamAck, *, timeout_ms: int | None = None) -> out.Outcome:
         """Any acknowledgement. Repeats get the first answer, so it is tried again until its time is over."""
@@ -326,7 +341,7 @@ class Client:
 
     async def get(self, sequence_id: int | None = None, *, request_id: str | None = None, wait_ms: int = 0) -> out.Item:
         """One item; with `wait_ms` the answer waits for its end."""
-        request = asked.GetRequest(sequence_id=sequence_id, request_id=request_id, wait_ms=wait_ms)
+        request = asked.GetRequest(sequence_id=sequence_id, request_id=request_id, wait_ms=as_whole("wait_ms", wait_ms))
         return (await self.call("get", request, out.ItemAnswer, timeout_ms=wait_ms + self.timeout_ms)).item
 
     async def cancel(self, sequence_id: int, *, reason: str | None = None, force: bool = False) -> out.CancelAnswer:
@@ -335,11 +350,11 @@ class Client:
 
     async def drain(self, *, max_items: int = 10_000, pause_intake: bool = False) -> out.DrainAnswer:
         """Take a page of pending items out. Never repeated by itself: an answer that got lost took them with it."""
-        request = asked.DrainRequest(max_items=max_items, pause_intake=pause_intake)
+        request = asked.DrainRequest(max_items=as_whole("max_items", max_items), pause_intake=pause_intake)
         return await self.call("drain", request, out.DrainAnswer, repeatable=False)
 
     async def restore(self, items: Sequence[out.PendingItem]) -> out.RestoreAnswer:
-        request = {"items": list(items)}
+        request = {"items": as_given_list("items", items)}
         return await self.call("restore", request, out.RestoreAnswer)
 
     async def pause(
@@ -356,7 +371,7 @@ class Client:
             tenant=tenant,
             intake=intake,
             reason=reason,
-            until=None if until_ms is None else instant(until_ms),
+            until=as_instant("until_ms", until_ms),
         )
         return (await self.call("pause", request, out.PausesAnswer)).pauses
 
@@ -375,7 +390,10 @@ class Client:
         max_items: int = 100,
     ) -> out.DeadLettersAnswer:
         request = asked.DeadLettersRequest(
-            resource_type=resource_type, error_code=error_code, after=after, max_items=max_items
+            resource_type=resource_type,
+            error_code=error_code,
+            after=as_whole("after", after),
+            max_items=as_whole("max_items", max_items),
         )
         return await self.call("deadletters", request, out.DeadLettersAnswer)
 
@@ -407,7 +425,8 @@ class Client:
     async def redrive(self, sequence_ids: Sequence[int] | None = None, *, rate_per_second: float | None = None) -> int:
         """Make dead letters pending again; without ids all of them."""
         ids = as_list("sequenceIds", sequence_ids)
-        request = asked.RedriveRequest(sequence_ids=ids, all=ids is None, rate_per_second=rate_per_second)
+        rate = as_finite_or_none("rate_per_second", rate_per_second)
+        request = asked.RedriveRequest(sequence_ids=ids, all=ids is None, rate_per_second=rate)
         return (await self.call("redrive", request, out.RedriveAnswer)).redriven_count
 
     async def purge(self, sequence_ids: Sequence[int]) -> int:
@@ -430,7 +449,11 @@ class Client:
         max_items: int = 100,
     ) -> out.PageAnswer:
         request = asked.PeekRequest(
-            state=state, resource_type=resource_type, tenant=tenant, after=after, max_items=max_items
+            state=state,
+            resource_type=resource_type,
+            tenant=tenant,
+            after=as_whole("after", after),
+            max_items=as_whole("max_items", max_items),
         )
         return await self.call("peek", request, out.PageAnswer)
 
@@ -440,13 +463,19 @@ class Client:
     def watch(
         self, from_sequence: int | None = None, *, types: Sequence[str] | None = None, until_caught_up: bool = False
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Every durable event from there on, in order; goes on by itself after the connection broke. Raises
-        LogRegressed when the node has come back with a log that ends before the last event seen.
+        """Every durable event from there on, in order. The first connection has the time of a call; later it goes on by
+        itself however often that breaks. Raises LogRegressed when the node has come back with a log that ends before
+        the last event seen.
         """
         self._linking.check_open()
-        chosen = as_list("types", types)
         return watch_events(
-            self.url, self.namespace, from_sequence, chosen, until_caught_up, check_open=self._linking.check_open
+            self.url,
+            self.namespace,
+            from_sequence,
+            as_names("types", types),
+            until_caught_up,
+            reach=lambda attempt: self._with_retries(attempt, self.timeout_ms, repeatable=True),
+            check_open=self._linking.check_open,
         )
 
     # -- how it is done ------------------------------------------------------------------------
@@ -490,14 +519,15 @@ class Client:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._belong_to(loop)
-        end = loop.time() + timeout_ms / 1000
+        end = loop.time() + as_timeout("timeout_ms", timeout_ms) / 1000
         tried = 0
+        before = ""
         while True:
             left_ms = (end - loop.time()) * 1000
             try:
                 outcome = await attempt(max(1.0, left_ms))
             except TimeoutError:
-                raise DeadlineExceeded(f"no answer came within {timeout_ms:.0f} ms") from None
+                raise DeadlineExceeded(f"no answer came within {timeout_ms:.0f} ms{before}") from None
             except (Unavailable, ResourceExhausted) as error:
                 if isinstance(error, final):
                     raise
@@ -511,6 +541,8 @@ class Client:
                 if (loop.time() + pause / 1000) > end or not affordable:
                     raise
                 tried += 1
+                # The last try may be left too little time to hear the same again; then this is what the caller can use.
+                before = f"; the try before: {error.message}"
                 await asyncio.sleep(pause / 1000)
             else:
                 self._budget.earn()

@@ -10,17 +10,20 @@ import asyncio
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 import msgspec
 
+from omnirelay.client.addresses import without_password
+from omnirelay.client.arguments import as_kind
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.errors import InvalidArgument, OmniRelayError
 from omnirelay.wire.answers import ErrorBody, Outcome
 from omnirelay.wire.streams import StreamAck
 
 CONNECT_SECONDS = 10.0
+NAMESPACE_MAX = 256
 
 _encode = msgspec.json.Encoder().encode
 A = TypeVar("A")
@@ -37,30 +40,48 @@ def encoded(message: Any) -> bytes:
 def checked_url(url: str) -> str:
     """The address of a node. Raises InvalidArgument when it is none."""
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(as_kind("url", url, str))
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         fits = False
     if not fits:
-        raise InvalidArgument(f"the address of a node is like http://127.0.0.1:7070, not {url!r}", field="url")
+        shown = without_password(url)
+        raise InvalidArgument(f"the address of a node is like http://127.0.0.1:7070, not {shown!r}", field="url")
     return url
+
+
+def checked_namespace(namespace: str) -> str:
+    """The name of a shard. Raises InvalidArgument when no node can have one of that name."""
+    name = as_kind("namespace", namespace, str)
+    if not 0 < len(name) <= NAMESPACE_MAX or not name.isprintable() or "/" in name:
+        raise InvalidArgument(f"{name[:NAMESPACE_MAX]!r} is no name of a shard", field="namespace")
+    return name
+
+
+def procedures_at(url: str, namespace: str) -> str:
+    """The address below which the procedures of a shard are."""
+    return f"{url.rstrip('/')}/v1/{quote(namespace, safe='')}"
 
 
 def http_client(url: str, **options: Any) -> httpx.AsyncClient:
     """Plain HTTP to a node. Raises InvalidArgument when the environment names a proxy that cannot be used."""
+    try:
+        return httpx.AsyncClient(**http_options(url), **options)
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise InvalidArgument(f"the proxy that the environment names cannot be used: {error}", field="url") from None
+
+
+def http_options(url: str) -> dict[str, Any]:
+    """How any client of httpx is to reach an address."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     is_local = host in ("localhost", "::1") or host.startswith("127.")
-    try:
-        return httpx.AsyncClient(
-            # A proxy of the environment is for the internet; to this machine itself it leads nowhere.
-            trust_env=not is_local,
-            # Plain HTTP needs no certificates, and reading those of the system would hold up the event loop.
-            verify=parts.scheme == "https",
-            **options,
-        )
-    except (ImportError, ValueError, httpx.InvalidURL) as error:
-        raise InvalidArgument(f"the proxy that the environment names cannot be used: {error}", field="url") from None
+    return {
+        # A proxy of the environment is for the internet; to this machine itself it leads nowhere.
+        "trust_env": not is_local,
+        # Plain HTTP needs no certificates, and reading those of the system would hold up the event loop.
+        "verify": parts.scheme == "https",
+    }
 
 
 def decoder_of(answer: Any) -> Callable[[bytes], Any]:
@@ -94,13 +115,21 @@ def refused(status: int, body: bytes, *, called: bool = False) -> OmniRelayError
         return kind(f"the node answered with HTTP {status}", retry_after_ms=1_000, status=status)
 
 
+def broken(error: httpx.HTTPError, address: object) -> ConnectionLost | NotConnected:
+    """What it means that a call over plain HTTP got no answer."""
+    place = without_password(str(address))
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return NotConnected(f"cannot reach {place}: {str(error) or 'no answer in time'}", retry_after_ms=100)
+    return ConnectionLost(f"the call to {place} broke off: {error!r}")
+
+
 class HttpConnection:
     """Calls one by one over HTTP: slower, but it gets through every proxy."""
 
     def __init__(self, url: str, namespace: str, headers: dict[str, str]) -> None:
         # As many connections as there are calls: one that waits must hold up nothing behind it.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-        base_url = f"{url.rstrip('/')}/v1/{namespace}/"
+        base_url = procedures_at(url, namespace)
         self._client = http_client(url, base_url=base_url, headers=headers, limits=limits)
 
     @property
@@ -125,10 +154,8 @@ class HttpConnection:
                 headers={"content-type": "application/json", "rpc-ttl-ms": str(int(ttl_ms))},
                 timeout=httpx.Timeout(ttl_ms / 1000 + 5, connect=CONNECT_SECONDS),
             )
-        except httpx.ConnectError as error:
-            raise NotConnected(f"cannot reach {self._client.base_url}: {error}", retry_after_ms=100) from None
         except httpx.HTTPError as error:
-            raise ConnectionLost(f"the call to {self._client.base_url} broke off: {error!r}") from None
+            raise broken(error, self._client.base_url) from None
         if response.status_code != 200:
             raise refused(response.status_code, response.content, called=True)
         return response.content

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from omnirelay.client.arguments import Bytes, as_bytes, as_instant, as_kind
+from omnirelay.client.arguments import Bytes, as_bytes, as_instant, as_kind, as_whole, as_whole_or_none
 from omnirelay.core.payload import DEFAULT_PRIORITY, DEFAULT_WEIGHT
 from omnirelay.errors import InvalidArgument
 from omnirelay.wire import requests as asked
@@ -33,7 +33,7 @@ class ItemSpec(msgspec.Struct, kw_only=True):
     max_attempts: int | None = None
 
     def wire(self) -> asked.EnqueueItem:
-        """The item as it is sent. Raises InvalidArgument when the body is not bytes, or the time none."""
+        """The item as it is sent. Raises InvalidArgument when the body is not bytes, or a number or time none."""
         return asked.EnqueueItem(
             payload=asked.IncomingPayload(
                 resource_type=self.resource_type,
@@ -44,11 +44,11 @@ class ItemSpec(msgspec.Struct, kw_only=True):
                 attributes=self.attributes,
                 request_id=self.request_id,
             ),
-            priority=self.priority,
-            weight=self.weight,
-            delay_ms=self.delay_ms,
+            priority=as_whole("priority", self.priority),
+            weight=as_whole("weight", self.weight),
+            delay_ms=as_whole_or_none("delay_ms", self.delay_ms),
             not_before=as_instant("not_before_ms", self.not_before_ms),
-            max_attempts=self.max_attempts,
+            max_attempts=as_whole_or_none("max_attempts", self.max_attempts),
         )
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Literal, get_args
 
 from omnirelay.client.arguments import as_choice
-from omnirelay.client.connections import CONNECT_SECONDS, Connection, HttpConnection, checked_url
+from omnirelay.client.connections import CONNECT_SECONDS, Connection, HttpConnection, checked_namespace, checked_url
 from omnirelay.client.failures import ConnectionLost, NotConnected
 from omnirelay.client.stream_connection import Pushed, StreamConnection
 from omnirelay.errors import FailedPrecondition, OmniRelayError
@@ -79,7 +79,7 @@ class Linking:
     def __init__(self, url: str, namespace: str, headers: dict[str, str], mode: Mode) -> None:
         self._url = checked_url(url)
         as_choice("mode", mode, get_args(Mode))
-        self._namespace = namespace
+        self._namespace = checked_namespace(namespace)
         self._headers = headers
         self._mode = mode
         self._connection: Connection | None = None

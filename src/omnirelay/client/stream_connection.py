@@ -17,7 +17,8 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from omnirelay.client.connections import CONNECT_SECONDS, decoder_of, encoded, refused
+from omnirelay.client.addresses import without_password
+from omnirelay.client.connections import CONNECT_SECONDS, decoder_of, encoded, procedures_at, refused
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import TOO_LARGE, Internal, InvalidArgument
@@ -114,7 +115,7 @@ class StreamConnection(WebSocketLink):
         """Connect. Raises NotConnected, or the error the node refused with."""
         parts = urlsplit(url)
         scheme = "wss" if parts.scheme == "https" else "ws"
-        target = f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}/v1/{namespace}/stream"
+        target = f"{procedures_at(f'{scheme}://{parts.netloc}{parts.path}', namespace)}/stream"
         port = parts.port or (443 if scheme == "wss" else 80)
         loop = asyncio.get_running_loop()
         link: StreamConnection | None = None
@@ -128,7 +129,8 @@ class StreamConnection(WebSocketLink):
                 )
                 await link.opened
         except (OSError, TimeoutError, UnicodeError) as error:
-            raise NotConnected(f"cannot reach {url}: {str(error) or 'no answer in time'}", retry_after_ms=100) from None
+            reason = str(error) or "no answer in time"
+            raise NotConnected(f"cannot reach {without_password(url)}: {reason}", retry_after_ms=100) from None
         finally:
             if link is not None and not link.alive:
                 link._abort()

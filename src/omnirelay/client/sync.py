@@ -6,12 +6,17 @@ with SyncClient("http://127.0.0.1:7070") as client:
 
 from __future__ import annotations
 
+import atexit
+import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from functools import wraps
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakSet
 
+from omnirelay.client.addresses import without_password
 from omnirelay.client.client import Client
 from omnirelay.client.linking import ClientClosed, ClientMisplaced
 from omnirelay.client.threads import LoopForked, LoopStopped, LoopThread
@@ -19,11 +24,26 @@ from omnirelay.client.threads import LoopForked, LoopStopped, LoopThread
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_open: WeakSet[SyncClient] = WeakSet()
+
+
+def _waited(
+    method: Callable[Concatenate[Client, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[SyncClient, P], R]:
+    @wraps(method)
+    def call(self: SyncClient, /, *arguments: P.args, **options: P.kwargs) -> R:
+        return self._run(method(self._client, *arguments, **options))
+
+    return call
+
 
 class SyncClient:
     """Any number of threads may use one object. The connection lives in a thread of its own, which no fork copies:
-    make a client in each process.
+    make a client in each process. One that nobody has closed ends its thread when nobody has it any more, or with the
+    process, and warns of it as a file does (ResourceWarning).
     """
+
+    _closed = True  # Until it is whole.
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """Takes what `Client` takes."""
@@ -35,34 +55,28 @@ class SyncClient:
             self._thread.stop()
             raise
         self._closed = False
-        client = self._client
-        self.enqueue = self._waited(client.enqueue)
-        self.enqueue_many = self._waited(client.enqueue_many)
-        self.lease = self._waited(client.lease)
-        self.heartbeat = self._waited(client.heartbeat)
-        self.complete = self._waited(client.complete)
-        self.fail = self._waited(client.fail)
-        self.release = self._waited(client.release)
-        self.get = self._waited(client.get)
-        self.cancel = self._waited(client.cancel)
-        self.drain = self._waited(client.drain)
-        self.restore = self._waited(client.restore)
-        self.pause = self._waited(client.pause)
-        self.resume = self._waited(client.resume)
-        self.dead_letters = self._waited(client.dead_letters)
-        self.edit = self._waited(client.edit)
-        self.redrive = self._waited(client.redrive)
-        self.purge = self._waited(client.purge)
-        self.stats = self._waited(client.stats)
-        self.peek = self._waited(client.peek)
-        self.why = self._waited(client.why)
+        _open.add(self)
 
-    def _waited(self, method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
-        def call(*arguments: P.args, **options: P.kwargs) -> R:
-            return self._run(method(*arguments, **options))
-
-        call.__doc__ = method.__doc__
-        return call
+    enqueue = _waited(Client.enqueue)
+    enqueue_many = _waited(Client.enqueue_many)
+    lease = _waited(Client.lease)
+    heartbeat = _waited(Client.heartbeat)
+    complete = _waited(Client.complete)
+    fail = _waited(Client.fail)
+    release = _waited(Client.release)
+    get = _waited(Client.get)
+    cancel = _waited(Client.cancel)
+    drain = _waited(Client.drain)
+    restore = _waited(Client.restore)
+    pause = _waited(Client.pause)
+    resume = _waited(Client.resume)
+    dead_letters = _waited(Client.dead_letters)
+    edit = _waited(Client.edit)
+    redrive = _waited(Client.redrive)
+    purge = _waited(Client.purge)
+    stats = _waited(Client.stats)
+    peek = _waited(Client.peek)
+    why = _waited(Client.why)
 
     def watch(
         self, from_sequence: int | None = None, *, types: Sequence[str] | None = None, until_caught_up: bool = False
@@ -104,6 +118,17 @@ class SyncClient:
         finally:
             self._thread.stop()
 
+    def __del__(self) -> None:
+        # The garbage collector comes in any thread, also in that of the client itself, so nothing is waited for.
+        if not self._closed and not self._thread.forked:
+            self._thread.end_with(self._client.close)
+            self._warn()
+
+    def _warn(self) -> None:
+        warnings.warn(
+            f"unclosed client of {without_password(self._client.url)}", ResourceWarning, source=self, stacklevel=2
+        )
+
     def __enter__(self) -> SyncClient:
         return self
 
@@ -111,6 +136,17 @@ class SyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _close_all() -> None:
+    """At the end of the process, while threads still run."""
+    for client in list(_open):
+        if not client._closed and not client._thread.forked:
+            client.close()
+            client._warn()
+
+
+atexit.register(_close_all)
 
 
 async def _make(arguments: tuple[Any, ...], options: dict[str, Any]) -> Client:

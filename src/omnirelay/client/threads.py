@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ class LoopThread:
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self.loop: asyncio.AbstractEventLoop
+        self._last: asyncio.Task[None] | None = None
 
     @property
     def forked(self) -> bool:
@@ -76,6 +77,17 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def end_with(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Have this done last there, and the thread end then. Waits for neither, so it may be called in any thread."""
+
+        def end() -> None:
+            self._stopped = True
+            self._last = self.loop.create_task(last())
+            self._last.add_done_callback(lambda _: self.loop.stop())
+
+        with suppress(RuntimeError):  # It has ended.
+            self.loop.call_soon_threadsafe(end)
 
     def stop(self) -> None:
         if self.forked:

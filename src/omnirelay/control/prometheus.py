@@ -115,6 +115,8 @@ def _collect_sink(families: dict[Metric, Family], follower: Follower) -> None:
     _add(families, catalogue.REPLICATION_BEHIND, labels, status.lag_events)
     _add(families, catalogue.REPLICATION_BEHIND_BYTES, labels, status.lag_bytes)
     _add(families, catalogue.REPLICATION_BEHIND_SECONDS, labels, status.lag_ms / 1000)
+    _add(families, catalogue.REPLICATION_STATE, (*labels, status.state), 1)
+    _add(families, catalogue.REPLICATION_PARKED, labels, status.parked)
     if status.required:
         _add(families, catalogue.REPLICATION_CLOSES_INTAKE, labels, int(status.closes_intake is not None))
         _add(families, catalogue.REPLICATION_DROPPED, labels, int(status.requirement_dropped))

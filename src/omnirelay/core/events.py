@@ -204,8 +204,8 @@ class BackpressureChanged(_Event):
 
 
 class LeaderElected(_Event):
-    """A writer took over, or goes on after it could not write for a while. Live leases move by `timestamp - down_from`:
-    nobody could heartbeat.
+    """A writer took over, or goes on after it could not write or did not run for a while. Live leases move by
+    `timestamp - down_from`: nobody could heartbeat.
     """
 
     down_from: int

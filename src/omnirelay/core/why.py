@@ -7,10 +7,12 @@ held back by somebody else's pause or limit is not in the way and is not counted
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import takewhile
 
 from omnirelay.core.answers import Gate, WhyAnswer
 from omnirelay.core.items import DELAYED, LEASED, READY, STATE_NAMES, Item
+from omnirelay.core.keys import Keys
 from omnirelay.core.lanes import Lane, Share
 from omnirelay.core.pauses import Pause
 from omnirelay.core.rules.handling import find_item
@@ -98,7 +100,8 @@ def _key_gates(state: State, item: Item) -> list[Gate]:
                 )
             )
     rank = keys.rank(item)
-    before = [standing] if standing is not None and standing.state == READY and keys.rank(standing) < rank else []
+    first = _standing_before(keys, item)
+    before = [] if first is None else [first]
     if key.waiting is not None:
         before += takewhile(lambda other: keys.rank(other) < rank, key.waiting)
     if before:
@@ -111,6 +114,15 @@ def _key_gates(state: State, item: Item) -> list[Gate]:
             )
         )
     return gates
+
+
+def _standing_before(keys: Keys, item: Item) -> Item | None:
+    """The item that stands in the schedule for the key and comes before this one."""
+    key = keys.find(item) if keys.matter else None
+    standing = None if key is None else key.standing
+    if standing is None or standing.state != READY or keys.rank(standing) >= keys.rank(item):
+        return None
+    return standing
 
 
 def _limit(message: str, used: int, limit: int, held_by: int | None = None, owner: str | None = None) -> Gate:
@@ -131,6 +143,16 @@ class _Place:
         self.tenant = schedule.tenant_of(item)
         self.share = self.level.shares.get(item.payload.resource_type)
         self.lane = None if self.share is None else self.share.lanes.get(self.tenant)
+        self.emptied_lane: Lane | None = None
+        """Holds nothing but the item that stands for the key, and has no turn any more when that is gone …"""
+        self.emptied_share: Share | None = None
+        """… nor has this, which offers nothing else. Who comes in their place joins at the turn of the others."""
+        standing = _standing_before(schedule.keys, item)
+        lane = None if standing is None else schedule.lane_of(standing)
+        if lane is not None and lane.queue.live == 1:
+            self.emptied_lane = lane
+            if lane.share.turns.live == int(lane.offering):
+                self.emptied_share = lane.share
 
     @property
     def resource_type(self) -> str:
@@ -229,11 +251,11 @@ def _in_the_way(place: _Place, share: Share, lane: Lane) -> bool:
 def _lanes_first(place: _Place) -> list[Lane]:
     """Lanes of the same class whose turn comes before that of the item's lane."""
     level, share = place.level, place.share
-    mine = _turn(level.turns, share, place.resource_type)
+    mine = _turn_without(place.emptied_share, level.turns, level.shares.values(), share, place.resource_type)
     found: list[Lane] = []
     for other in level.shares.values():
         if other is share:
-            own = _turn(other.turns, place.lane, place.tenant)
+            own = _turn_without(place.emptied_lane, other.turns, other.lanes.values(), place.lane, place.tenant)
             found += [
                 lane
                 for lane in other.lanes.values()
@@ -252,6 +274,17 @@ def _turn(turns: Turns, member: Member | None, name: str) -> tuple[int, str]:
     if member is None or not member.offering:
         time = max(time, turns.least())
     return time, name
+
+
+def _turn_without(
+    leaving: Member | None, turns: Turns, members: Iterable[Member], member: Member | None, name: str
+) -> tuple[int, str]:
+    """When it is the member's turn once another has left; one that leaves itself joins again."""
+    if leaving is None or (member is not None and member is not leaving and member.offering):
+        return _turn(turns, member, name)
+    others = [each.time for each in members if each.offering and each is not leaving]
+    joins_at = turns.floor if turns.still or not others else min(others)
+    return max(0 if member is None else member.time, joins_at), name
 
 
 def counted(items: int) -> str:

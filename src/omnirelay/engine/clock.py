@@ -11,6 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from omnirelay.core.intake import DELAY_MAX_MS, TIME_MAX_MS
+from omnirelay.errors import InvalidArgument
+
+CLOCK_MAX_MS: Final = TIME_MAX_MS - DELAY_MAX_MS
+"""No clock may be later: what a shard puts off from then on would have no instant."""
+
 
 class Timer(Protocol):
     def cancel(self) -> None: ...
@@ -51,8 +57,13 @@ class ShardTime:
     """Milliseconds since the epoch that only ever rise, across restarts of the shard too."""
 
     def __init__(self, clock: Clock, not_before_ms: int) -> None:
+        wall_ms = clock.wall_ms()
+        if wall_ms > CLOCK_MAX_MS:
+            raise InvalidArgument(
+                f"the clock says {wall_ms}: that is too late for milliseconds since 1970", field="clock"
+            )
         self._clock = clock
-        self._offset_ms = max(clock.wall_ms(), not_before_ms, 1) - clock.monotonic_ms()
+        self._offset_ms = max(wall_ms, not_before_ms, 1) - clock.monotonic_ms()
 
     def now_ms(self) -> int:
         return self._offset_ms + self._clock.monotonic_ms()

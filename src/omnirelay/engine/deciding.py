@@ -20,7 +20,7 @@ from omnirelay.core.commands import (
 )
 from omnirelay.core.decide import Ids, acknowledge_all, apply, check_enqueue
 from omnirelay.core.intake import check_grant
-from omnirelay.core.rules.enqueue import check_request_ids, check_size, is_repeat
+from omnirelay.core.rules.enqueue import check_pauses, check_request_ids, check_size, is_repeat
 from omnirelay.core.rules.grant import repeated_grants
 from omnirelay.core.state import State
 from omnirelay.engine.requests import (
@@ -202,6 +202,7 @@ class Decider:
             except ResourceExhausted as error:
                 refusal = error
         else:
+            check_pauses(self.state, request.command)
             check_request_ids(self.state, request.command, now_ms)
             refusal = self._behind_others()
         assert refusal is not None
@@ -291,7 +292,10 @@ class Decider:
 
     def _serve_line(self, batch: Batch, now_ms: int) -> None:
         if self._line and self.state.schedule.offers:
+            answered = len(batch.answers)
             self._line.serve(lambda request: self._grant(batch, request, now_ms))
+            # Peers that waited hear first: work begins with them, while who brought it only wants to know it is safe.
+            batch.answers = batch.answers[answered:] + batch.answers[:answered]
             if len(batch.events) < self._events_max:
                 self._line_served_at = self.state.sequence
 

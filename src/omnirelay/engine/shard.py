@@ -46,6 +46,7 @@ from omnirelay.engine.writer import Writer
 from omnirelay.errors import LogDamaged, LogUnavailable, OmniRelayError
 from omnirelay.log.base import Anchor, EventLog, SnapshotRecord
 from omnirelay.log.frame import decode_frame
+from omnirelay.log.retention import surplus_snapshots
 from omnirelay.log.snapshots import prune_snapshots
 
 _log = logging.getLogger("omnirelay.engine")
@@ -56,6 +57,9 @@ A = TypeVar("A")
 _ACKNOWLEDGEMENTS = frozenset((cmd.ExtendLease, cmd.CompleteItem, cmd.FailItem, cmd.ReleaseItem))
 _LEASES = frozenset((GrantedLease,))
 
+
+SNAPSHOTS_PER_RETENTION: Final = 8
+"""About so many snapshots are kept of the time that the log keeps: a busy shard makes one every few seconds."""
 
 SEQUENCE_MAX: Final = (1 << 63) - 1
 """The highest number an event can have."""
@@ -435,20 +439,24 @@ class Shard(Operating):
             return record
 
     async def trim(self, *, retention_ms: int | None = None) -> Anchor:
-        """Drop history older than the retention, but never what the two newest snapshots or a guard need."""
+        """Drop history older than the retention, but never what the two newest snapshots or a guard need; and of the
+        snapshots that are left those that lie closer together than an eighth of it.
+        """
         retention_ms = self._settings.retention_ms if retention_ms is None else retention_ms
-        # Newest first. Under load many are younger than the retention; what goes is what an older one has.
-        spare = (await self.log.snapshots())[1:]
-        old = [record.sequence for record in spare if record.created_ms + retention_ms <= self.now_ms()]
-        if not old:
+        async with self._snapshot_lock:  # What is not recorded yet would be taken for what is not needed any more.
+            # Newest first. Under load many are younger than the retention; what goes is what an older one has.
+            records = await self.log.snapshots()
+            old = [record.sequence for record in records[1:] if record.created_ms + retention_ms <= self.now_ms()]
+            if old:
+                await self.log.trim(min([old[0], *(guard() for guard in self._trim_guards)]), self.epoch)
+            surplus = surplus_snapshots(await self.log.snapshots(), retention_ms // SNAPSHOTS_PER_RETENTION)
+            if surplus:
+                await self.log.drop_snapshots([record.sequence for record in surplus], self.epoch)
+            directory = snapshot_directory(self.log)
+            if directory is not None and (old or surplus):
+                keep = {record.path for record in await self.log.snapshots()}
+                await asyncio.to_thread(prune_snapshots, directory, keep)
             return await self.log.anchor()
-        below = min([old[0], *(guard() for guard in self._trim_guards)])
-        anchor = await self.log.trim(below, self.epoch)
-        directory = snapshot_directory(self.log)
-        if directory is not None:
-            keep = {record.path for record in await self.log.snapshots()}
-            await asyncio.to_thread(prune_snapshots, directory, keep)
-        return anchor
 
     def _compare_clocks(self) -> None:
         """Say once that instants (notBefore, until, timestamps) are no longer those of the wall clock, or are again."""

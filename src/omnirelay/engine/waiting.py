@@ -7,6 +7,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+from omnirelay.core import events as ev
 from omnirelay.core.answers import GrantedLease
 from omnirelay.core.items import COMPLETED, size_of
 from omnirelay.core.payload import NewItem, OwnershipToken
@@ -222,7 +223,7 @@ class ItemWaiters:
 
     def answer(self, state: State, batch: Batch) -> None:
         """Answer, with the batch, those whose item has ended by now."""
-        for sequence_id in list(self._waiting):
+        for sequence_id in self._touched_by(batch.events):
             item = state.items.get(sequence_id)
             if item is not None and item.state < COMPLETED:
                 continue
@@ -231,6 +232,21 @@ class ItemWaiters:
             )
             for future in self._waiting.pop(sequence_id):
                 batch.answer(future, outcome)
+
+    def _touched_by(self, events: list[ev.Event]) -> list[int]:
+        """The items waited for that these events may have ended: thousands may wait, and most frames end a few."""
+        waiting = self._waiting
+        if len(events) >= len(waiting):
+            return list(waiting)
+        ended: dict[int, None] = {}
+        for event in events:
+            if type(event) is ev.Completed:
+                ended[event.ownership.sequence_id] = None
+            elif type(event) is ev.DeadLettered or type(event) is ev.Cancelled:
+                ended[event.sequence_id] = None
+            elif type(event) is ev.DrainSnapshot:
+                ended.update(dict.fromkeys(event.sequence_ids))
+        return [sequence_id for sequence_id in ended if sequence_id in waiting]
 
     def clear(self) -> list[tuple[int, asyncio.Future[Any]]]:
         """Everyone who still waits, and for which item; nobody does afterwards."""

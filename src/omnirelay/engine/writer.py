@@ -9,8 +9,8 @@ frames evolved before it was decided are durable: nothing is ever shown that a c
 
 When the store refuses a frame for now (disk full), the same bytes are tried again and intake is
 closed meanwhile. Nobody can heartbeat then, so the frame after it first gives that time back to live
-leases, as a new leader does. When the outcome is unknown, or another writer took over, the shard is given up:
-only a new start can learn what the log holds.
+leases, as a new leader does. The first frame after the whole process stood still does the same. When the outcome is
+unknown, or another writer took over, the shard is given up: only a new start can learn what the log holds.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from omnirelay.engine.requests import (
     refuse,
 )
 from omnirelay.engine.settings import EngineSettings
+from omnirelay.engine.standstill import StandstillWatch
 from omnirelay.engine.waiting import EnqueueLine, ItemWaiters, LeaseLine
 from omnirelay.errors import LogOutcomeUnknown, LogUnavailable, OmniRelayError, Unavailable
 from omnirelay.log.base import EventLog, Frame, Position
@@ -109,6 +110,7 @@ class Writer:
         """Set to end the pause between two tries of a frame."""
         self._stall_ended = False
         """Writes were refused and are taken again; leases have not got that time back yet."""
+        self._standstill = StandstillWatch(clock, lambda: state.leased.live > 0, self._wake.set)
         self._timer: Timer | None = None
         self._timer_at = 0
         self._task: asyncio.Task[None] | None = None
@@ -219,7 +221,7 @@ class Writer:
 
     def _time_owed(self) -> bool:
         """Live leases wait for the time back in which nobody could heartbeat."""
-        return self._stall_ended and bool(self.state.leased.live)
+        return bool(self.state.leased.live) and (self._stall_ended or self._standstill.stood_still())
 
     def _proof_due(self) -> bool:
         """While leases live, the log says at least every heartbeat interval that the shard does too."""
@@ -234,12 +236,15 @@ class Writer:
         now_ms = max(self.now_ms(), self.state.time)
         first: Command | None = None
         if self._time_owed():
-            # Counted from the last event, which is about when the stall began. Before anything else: what would have
-            # run out during the stall must not do so now.
+            # Counted from the last event: that is about when the stall began, and the last proof of life before a
+            # standstill. Before anything else: what would have run out meanwhile must not do so now.
             first = ElectLeader(self._epoch, self._owner, self.state.time)
+            back_ms = now_ms - self.state.time
+            _log.warning("leases_prolonged", extra={"shard": self._log.shard, "ms": back_ms})
         elif self._proof_due() and not self._inbox:
             first = AdvanceTime()
         self._stall_ended = False
+        self._standstill.forget()
         generation = self.state.generation
         batch = self._open = Batch()
         self._decider.build(batch, self._inbox, now_ms, events_max=self._events_max(), first=first)
@@ -346,6 +351,8 @@ class Writer:
         if state.leased.live:
             proof = state.time + self._proof_interval()
             due = proof if due is None or proof < due else due
+            if not self._standstill.running:
+                self._standstill.start()
         if due is None:
             if self._timer is not None:
                 self._timer.cancel()
@@ -414,6 +421,7 @@ class Writer:
         _log.error("shard_given_up", extra={"shard": self._log.shard, "reason": error.message})
 
     def _stop_timer(self) -> None:
+        self._standstill.stop()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

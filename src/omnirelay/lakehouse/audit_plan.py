@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from omnirelay.errors import InvalidArgument, LogDamaged, NotFound
+from omnirelay.errors import InvalidArgument, LogDamaged
 from omnirelay.lakehouse.audit_rules import Findings
+from omnirelay.lakehouse.shards import shards_of
 from omnirelay.log.frame import genesis_chain
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.errors import ObjectMissing
 from omnirelay.segments.manifest import Before, Entry
-from omnirelay.segments.reader import SegmentReader, shards_in
+from omnirelay.segments.reader import SegmentReader
 from omnirelay.segments.store import ObjectStore
 
 
@@ -61,18 +62,8 @@ async def plan(
     address, without segments.
     """
     store = await connect(address, options, writable=False)
-    there = await shards_in(store)
-    names = sorted(shards) if shards else there
-    missing = [name for name in names if name not in there]
-    if missing or not names:
-        raise NotFound(
-            f"there are no segments{f' of {missing[0]!r}' if missing else ''} in {store.address}"
-            + (f"; it has {', '.join(there)}" if there else ""),
-            code="error.segments.none",
-            field="shard" if missing else "source",
-        )
     plans, found = [], []
-    for name in names:
+    for name in await shards_of(store, shards):
         findings = Findings("files", name)
         found.append(findings)
         try:

@@ -76,7 +76,8 @@ async def _one(store: ObjectStore, key: str, entry: Entry, directory: Path) -> s
     data = await store.get(key)
     path = directory / f"{key}.parquet"
     await in_thread(_write, path, data, entry)
-    return path.as_uri()
+    # As it stands: Hadoop would look for what is %20 in an address as %20.
+    return f"file://{path}"
 
 
 def _write(path: Path, data: bytes, entry: Entry) -> None:

@@ -8,23 +8,25 @@ other shards go on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from omnirelay.errors import LogDamaged, Unavailable
+from omnirelay.errors import LogDamaged, NotFound, Unavailable
 from omnirelay.lakehouse.columns import names_in
 from omnirelay.lakehouse.progress import End, Progress
+from omnirelay.lakehouse.shards import shards_of
 from omnirelay.log.base import Frame
 from omnirelay.log.files import make_directories, write_file
 from omnirelay.segments.connecting import connect
-from omnirelay.segments.errors import ObjectMissing, SegmentStoreUnusable
+from omnirelay.segments.errors import ObjectMissing
 from omnirelay.segments.local import LocalObjectStore
-from omnirelay.segments.manifest import Entry, Manifest, segment_key
+from omnirelay.segments.manifest import Before, Entry, Manifest, manifest_prefix, segment_key
 from omnirelay.segments.parquet import encode_parquet
-from omnirelay.segments.reader import SegmentReader, shards_in
+from omnirelay.segments.reader import SegmentReader
 from omnirelay.segments.segment import decode_segment, format_of
 from omnirelay.segments.store import ObjectStore
 from omnirelay.segments.threads import in_thread
@@ -81,17 +83,17 @@ async def find_new(
     staging: Path,
     options: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
+    *,
+    gone: Collection[str] = (),
 ) -> list[ShardPlan]:
     """Look at every shard of a source. `progress(segments checked)` is called as it goes on.
 
-    Raises SegmentStoreUnusable when there is nothing at the address that could be read, Unavailable.
+    A shard of the table that is not in the source is refused, unless it is known to be `gone` for good. Raises NotFound
+    when there are no segments at the address, SegmentStoreUnusable, Unavailable.
     """
     store = await connect(address, options, writable=False)
-    shards = await shards_in(store)
-    if not shards:
-        raise SegmentStoreUnusable(
-            f"there are no segments in {store.address}; a sink of kind `objects` writes them", field="source"
-        )
+    there = await shards_of(store)
+    shards = sorted({*there, *(shard for shard in after if shard not in gone)})
     checked = 0
 
     def one_more() -> None:
@@ -165,11 +167,29 @@ class _Shard:
             manifest, entries = await reader.listed(after + 1)
         except LogDamaged as error:
             raise self._refused(str(error.details.get("segment")), after + 1, error.message) from None
-        if self._known is not None and manifest.log_id != self._known.log_id:
+        except NotFound as error:
             raise self._refused(
-                f"manifest {manifest.version}", after + 1, "the segments are of another log than the table; rebuild it"
-            )
+                manifest_prefix(self._shard),
+                after + 1,
+                f"{error.message}, and the tables hold it up to event {after}; is it the right source? Bring the"
+                f" segments back, or say --gone {shlex.quote(self._shard)} when they are gone for good",
+            ) from None
+        if self._known is not None:
+            self._reaches(manifest, self._known)
+            if not entries and manifest.anchor.sequence > self._known.sequence:
+                raise self._dropped(manifest_prefix(self._shard), self._known, manifest.anchor)
         return manifest, entries
+
+    def _reaches(self, manifest: Manifest, known: End) -> None:
+        """The segments have to be of the same log, and to reach to where the table ends, also when none is new."""
+        # Named alike whatever the version, so that it is put down once.
+        name = manifest_prefix(self._shard)
+        if manifest.log_id != known.log_id:
+            raise self._refused(name, None, "the segments are of another log than the table; rebuild it")
+        if manifest.last < known.sequence:
+            raise self._refused(
+                name, None, f"the segments end before event {known.sequence}, which the table holds: is it an old copy?"
+            )
 
     def _continues(self, manifest: Manifest, entry: Entry, end: End | None) -> None:
         """A segment has to begin where the one before it, or the table, ends."""
@@ -178,11 +198,7 @@ class _Shard:
                 raise self._refused(entry.name, entry.first, "segments before it are missing")
             return
         if entry.before.sequence > end.sequence:
-            raise self._refused(
-                entry.name,
-                end.sequence + 1,
-                f"events {end.sequence + 1} to {entry.before.sequence} were dropped before they were taken",
-            )
+            raise self._dropped(entry.name, end, entry.before)
         if entry.before.sequence == end.sequence and entry.before.chain not in (None, end.chain):
             raise self._refused(entry.name, entry.first, "it continues another history than the table's")
 
@@ -224,6 +240,10 @@ class _Shard:
         except OSError as error:
             raise Unavailable(f"cannot write {path}: {error.strerror or error}") from None
         return str(path)
+
+    def _dropped(self, segment: str, end: End, before: Before) -> _Stopped:
+        missing = f"events {end.sequence + 1} to {before.sequence} were dropped before they were taken"
+        return self._refused(segment, end.sequence + 1, missing)
 
     def _refused(self, segment: str, sequence: int | None, reason: str) -> _Stopped:
         after = 0 if self._known is None else self._known.sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omnirelay.errors import FailedPrecondition
+from omnirelay.errors import FailedPrecondition, NotFound
 
 EXTRA = "pip install 'omnirelay[spark]'"
 ICEBERG_EXTRA = "pip install 'omnirelay[iceberg]'"
@@ -15,14 +15,14 @@ class SparkUnusable(FailedPrecondition):
     default_code = "error.lakehouse.spark_unusable"
 
 
-class TablesMissing(FailedPrecondition):
+class TablesMissing(NotFound):
     """Something is to be done with tables, and there are none."""
 
     default_code = "error.lakehouse.tables_missing"
 
 
 class NothingToRebuild(FailedPrecondition):
-    """The tables are to be made anew, and the segments hold nothing to make them of."""
+    """The tables are to be made anew, and the segments hold nothing to make them, or a shard in them, of."""
 
     default_code = "error.lakehouse.nothing_to_rebuild"
 

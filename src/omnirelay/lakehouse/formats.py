@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
 from omnirelay.errors import InvalidArgument, OmniRelayError, Status
 from omnirelay.lakehouse.progress import Progress
 from omnirelay.lakehouse.tables import Table
+from omnirelay.segments.connecting import path_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,8 +91,19 @@ def marked(directory: Path) -> list[str]:
 
 def check_named(warehouse: str) -> None:
     """Raises InvalidArgument for a warehouse without a name, which would be the root of the file system."""
-    if not warehouse.removeprefix("file://").strip():
+    if not warehouse.removeprefix("file://").strip("/ "):
         raise InvalidArgument(f"warehouse must name a directory, got {warehouse!r}", field="warehouse")
+
+
+def place_of(warehouse: str) -> str:
+    """Where tables are: a directory in full, also when it is given as `file:///a%20lake`; other addresses as they are.
+
+    Delta and Iceberg know tables by whole paths only, and Java may have been started in another directory.
+    """
+    check_named(warehouse)
+    if "://" in warehouse and not warehouse.startswith("file://"):
+        return warehouse.rstrip("/")
+    return str(path_of(warehouse).absolute())
 
 
 def open_tables(spark: SparkSession, warehouse: str, kind: str) -> TableStore:
@@ -99,8 +111,8 @@ def open_tables(spark: SparkSession, warehouse: str, kind: str) -> TableStore:
 
     Raises InvalidArgument for a format there is not, and for a warehouse without a name or whose tables have another.
     """
-    check_named(warehouse)
-    for other in () if "://" in warehouse else marked(Path(warehouse)):
+    place = place_of(warehouse)
+    for other in () if "://" in place else marked(Path(place)):
         # Two formats in one folder would take each other's files for waste.
         if other != kind:
             raise InvalidArgument(

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from omnirelay.errors import DataLoss, Unimplemented
-from omnirelay.lakehouse.formats import EVERYTHING, overtaken, own_session
+from omnirelay.lakehouse.formats import EVERYTHING, overtaken, own_session, place_of
 from omnirelay.lakehouse.progress import NOTHING, Progress, commit_number, decode_progress, encode_progress
 from omnirelay.lakehouse.tables import EVENTS, Table
 
@@ -51,7 +51,7 @@ class DeltaTables:
         # Columns may be added. A MERGE takes them over only with this.
         self.spark.conf.set("spark.databricks.delta.schema.autoMerge.enabled", "true")
         self.spark.conf.set(_WRITERS, _WRITERS_MAX)
-        self.warehouse = warehouse.removeprefix("file://").rstrip("/")
+        self.warehouse = place_of(warehouse)
         self._bases: dict[Table, Progress] = {}
         """What the next change of a table begins from."""
 

@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnirelay.errors import InvalidArgument, Unimplemented
-from omnirelay.lakehouse.formats import overtaken, own_session
+from omnirelay.lakehouse.formats import overtaken, own_session, place_of
 from omnirelay.lakehouse.iceberg_metadata import STAMP, IcebergMetadata, quicker_others, stamp_of
 from omnirelay.lakehouse.jars import iceberg_coordinates
 from omnirelay.lakehouse.progress import NOTHING, Progress, encode_progress
@@ -226,16 +226,14 @@ class IcebergTables:
 
 
 def _place(warehouse: str) -> str:
-    """Where the tables are. Metadata names its files in full, so that a directory has to be given in full too."""
-    path = warehouse.removeprefix("file://").rstrip("/")
-    if "://" not in path:
-        return str(Path(path).absolute())
-    if path.partition("://")[0] not in _SCHEMES:
+    """Where the tables are."""
+    place = place_of(warehouse)
+    if "://" in place and place.partition("://")[0] not in _SCHEMES:
         raise InvalidArgument(
             f"the format iceberg needs a directory or HDFS as its warehouse, got {warehouse!r}; use delta there",
             field="warehouse",
         )
-    return path
+    return place
 
 
 def _name(table: Table) -> str:

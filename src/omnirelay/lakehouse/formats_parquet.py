@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from omnirelay.errors import DataLoss, InvalidArgument
-from omnirelay.lakehouse.formats import overtaken, own_session
+from omnirelay.lakehouse.formats import overtaken, own_session, place_of
 from omnirelay.lakehouse.progress import NOTHING, Progress, decode_progress, encode_progress
 from omnirelay.lakehouse.segment_files import as_it_is
 from omnirelay.lakehouse.tables import Table
@@ -47,8 +47,8 @@ _ABANDONED_HOURS: Final = 24.0
 
 class ParquetTables:
     def __init__(self, spark: SparkSession, warehouse: str) -> None:
-        path = warehouse.removeprefix("file://")
-        if "://" in path:
+        place = place_of(warehouse)
+        if "://" in place:
             raise InvalidArgument(
                 f"the format parquet needs a directory as its warehouse, got {warehouse!r}; use delta there",
                 field="warehouse",
@@ -56,7 +56,7 @@ class ParquetTables:
         self.spark = own_session(spark)
         # A shard may be called 007.
         self.spark.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
-        self.warehouse = path.rstrip("/")
+        self.warehouse = place
         self._bases: dict[Table, int] = {}
         """Commits that the progress was read of: what the next change of a table begins from."""
 

@@ -12,10 +12,11 @@ before every step, because others may be at work on the same tables.
 from __future__ import annotations
 
 import atexit
+import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -88,11 +89,13 @@ class Pipeline:
         failpoint: Callable[[str], None] = _go_on,
         stopping: Callable[[], bool] | None = None,
         few_events: int = FEW_EVENTS,
+        gone: Collection[str] = (),
     ) -> None:
         """`report(step, seconds)` is called when a step begins (None) and ends; `failpoint(name)` after each commit.
 
         `stopping` is asked before each step whether to end here. The next run goes on where this one stopped.
-        Up to `few_events` in the tables they are read and written whole.
+        Up to `few_events` in the tables they are read and written whole. Shards that are `gone` are not missed when
+        the source has no segments of them any more.
         """
         self.tables = open_tables(spark, warehouse, kind)
         self._sizing = Sizing(self.tables.spark, few_events)
@@ -101,6 +104,7 @@ class Pipeline:
         self._report = report
         self._failpoint = failpoint
         self._stopping = stopping or (lambda: False)
+        self._gone = frozenset(gone)
 
     def run(self) -> Summary:
         """Take in what is new and bring every table up to it. Commits nothing when there is nothing new."""
@@ -146,14 +150,16 @@ class Pipeline:
     def rebuild(self) -> Summary:
         """Make every table anew from the segments there are.
 
-        They are looked at before anything is removed: where no event can be read, the tables stay as they are. Raises
-        NothingToRebuild then, and what else `run` raises for a source.
+        They are looked at before anything is removed: where no event can be read, or none of a shard that the tables
+        hold, they stay as they are. Raises NothingToRebuild then, and what else `run` raises for a source.
         """
         began = time.monotonic()
         with _staging() as staging:
             plans = self._look(NOTHING, staging)
-            if not any(plan.events for plan in plans) and any(map(self.tables.exists, TABLES)):
-                raise _nothing_to_rebuild(self._source, plans)
+            read = {plan.shard for plan in plans if plan.events}
+            lost = sorted(set(self._held()) - read - self._gone)
+            if (lost or not read) and any(map(self.tables.exists, TABLES)):
+                raise _nothing_to_rebuild(self._source, plans, lost)
             # The last first: what a table is made of goes behind it, so that a run after half of this goes on from
             # there.
             for table in reversed(TABLES):
@@ -162,6 +168,13 @@ class Pipeline:
                 raise overtaken(EVENTS)  # Somebody else has begun to fill it since.
             summary = self._take(plans, NOTHING)
         return self._followed(began, summary)
+
+    def _held(self) -> Collection[str]:
+        """The shards in bronze, as far as it tells: where it does not, making it anew is the remedy."""
+        try:
+            return self.tables.progress(EVENTS)
+        except DataLoss:
+            return ()
 
     def _timed(self, summary: Summary, table: Table, work: Callable[[], None]) -> None:
         name = f"{table.layer}.{table.name}"
@@ -182,7 +195,7 @@ class Pipeline:
             return self._take(self._look(after, staging), after)
 
     def _look(self, after: Progress, staging: Path) -> list[ShardPlan]:
-        return waited(find_new(self._source, after, staging, self._options))
+        return waited(find_new(self._source, after, staging, self._options, gone=self._gone))
 
     def _take(self, plans: Sequence[ShardPlan], after: Progress) -> Summary:
         summary = Summary()
@@ -233,10 +246,18 @@ def _staging() -> Iterator[Path]:
         atexit.unregister(remove)
 
 
-def _nothing_to_rebuild(source: str, plans: Sequence[ShardPlan]) -> NothingToRebuild:
-    refused = [f"{plan.refused.segment}: {plan.refused.reason}" for plan in plans if plan.refused is not None]
+def _nothing_to_rebuild(source: str, plans: Sequence[ShardPlan], lost: Sequence[str]) -> NothingToRebuild:
+    """`lost` are the shards that the tables hold and would not hold any more; with none of them all would be empty."""
+    refused = [
+        f"{plan.refused.segment}: {plan.refused.reason}"
+        for plan in plans
+        if plan.refused is not None and (not lost or plan.shard in lost)
+    ]
+    of_shard = f" of {lost[0]!r}, which the tables hold," if lost else ""
+    accept = f"; say --gone {shlex.quote(lost[0])} to lose it" if lost else ""
     return NothingToRebuild(
-        f"no event can be read from the segments in {source}; the tables stay as they are"
+        f"no event{of_shard} can be read from the segments in {source}; the tables stay as they are{accept}"
         + "".join(f"; {each}" for each in refused[:1]),
         source=source,
+        shard=lost[0] if lost else None,
     )

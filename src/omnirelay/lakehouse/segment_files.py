@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from omnirelay.errors import InvalidArgument, LogTrimmed
+from omnirelay.errors import InvalidArgument, LogTrimmed, NotFound
 from omnirelay.lakehouse.columns import spark_schema
+from omnirelay.lakehouse.shards import check_named, shards_of
 from omnirelay.lakehouse.waiting import waited
 from omnirelay.segments.connecting import connect, path_of
 from omnirelay.segments.manifest import Entry, segment_key
-from omnirelay.segments.reader import SegmentReader, shards_in
+from omnirelay.segments.reader import SegmentReader
 from omnirelay.segments.segment import format_of
 from omnirelay.segments.store import ObjectStore
 
@@ -59,10 +60,11 @@ def segment_files(
 ) -> list[SegmentFile]:
     """The segments that hold an event behind `after` ({shard: sequence}), by shard and in order.
 
-    `options` are those of the store. Raises NotFound for a shard that has none, LogTrimmed when events behind `after`
-    were dropped, SegmentsDamaged naming the manifest or index.
+    `options` are those of the store. Raises NotFound for an address, or a shard, that has none, also in `after`,
+    LogTrimmed when events behind `after` were dropped, SegmentsDamaged naming the manifest or index.
     """
     found = waited(list_segments(address, after=after, shards=shards, options=options))
+    check_named("after", after or (), {each.shard for each in found})
     for each in found:
         begun = (after or {}).get(each.shard, 0)
         if 0 < begun < each.anchor:
@@ -134,14 +136,14 @@ async def list_segments(
 ) -> list[ShardSegments]:
     """The same as values, without a word about what was dropped; with `ends_only` without the segments."""
     store = await connect(address, options, writable=False)
-    names = sorted(shards) if shards is not None else await shards_in(store)
+    names = sorted(shards) if shards is not None else await shards_of(store)
     begun = {name: None if ends_only else (after or {}).get(name, 0) for name in names}
-    return list(await asyncio.gather(*(_of_shard(store, name, sequence) for name, sequence in begun.items())))
-
-
-async def shards_at(address: str, options: Mapping[str, Any] | None = None) -> list[str]:
-    """The shards that have segments at an address."""
-    return await shards_in(await connect(address, options, writable=False))
+    try:
+        return list(await asyncio.gather(*(_of_shard(store, name, sequence) for name, sequence in begun.items())))
+    except NotFound:
+        # Only now is it worth listing what is there.
+        await shards_of(store, shards)
+        raise
 
 
 async def _of_shard(store: ObjectStore, shard: str, after: int | None) -> ShardSegments:

@@ -23,10 +23,11 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
+from omnirelay.errors import InvalidArgument
 from omnirelay.lakehouse.columns import spark_schema
 from omnirelay.lakehouse.source_filters import Wanted, wanted_by
 from omnirelay.lakehouse.source_options import SourceOptions, read_options
-from omnirelay.lakehouse.source_pieces import Piece, extents, pieces_between, read_piece
+from omnirelay.lakehouse.source_pieces import Piece, check_shards, extents, pieces_between, read_piece
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,6 +92,12 @@ class LogReader(DataSourceReader):
     """What is there when the query is planned."""
 
     def __init__(self, options: SourceOptions) -> None:
+        if options.from_latest:
+            raise InvalidArgument(
+                "option after=latest is for streams: a batch holds what is there when it is planned, and nothing is"
+                ' behind that; say earliest, or where, as in {"orders": 12000}',
+                field="after",
+            )
         self.options = options
         self.wanted = Wanted()
 
@@ -107,13 +114,14 @@ class LogReader(DataSourceReader):
         options, wanted = self.options, self.wanted
         after = {shard: max(sequence, (wanted.first or 1) - 1) for shard, sequence in options.after.items()}
         found = extents(options, after, options.shards)
+        check_shards(options, found)
         return [
             piece
             for shard, extent in found.items()
             for piece in pieces_between(
                 extent,
                 options.after.get(shard, 0),
-                min(extent.last, options.up_to.get(shard, extent.last)),
+                options.end_of(shard, extent.last),
                 wanted,
                 fail_on_data_loss=options.fail_on_data_loss,
             )

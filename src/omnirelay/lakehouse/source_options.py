@@ -5,7 +5,8 @@ store.NAME             an option of that store: store.endpoint, store.region, â€
 url                    a node, for what is not in segments yet
 shards                 only these, separated by commas (default: all that are found)
 types                  only events of these types, separated by commas
-after, upTo            {"shard": sequence}: only events behind, up to these; `after` may be `earliest` or `latest`
+after, upTo            {"shard": sequence}: only events behind, up to these; `after` may be `earliest`, and of a stream
+                       `latest`
 maxEventsPerTrigger    most events of one batch of a stream
 failOnDataLoss         whether events that were dropped before they were read are an error (default: true)
 """
@@ -40,6 +41,10 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     up_to: dict[str, int] = {}
     max_events: int | None = None
     fail_on_data_loss: bool = True
+
+    def end_of(self, shard: str, last: int) -> int:
+        """Where reading ends in a shard whose last event is this one."""
+        return min(last, self.up_to.get(shard, last))
 
 
 def read_options(options: Mapping[str, str]) -> SourceOptions:

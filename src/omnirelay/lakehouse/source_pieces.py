@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from omnirelay.errors import LogTrimmed, NotFound
 from omnirelay.lakehouse.columns import conformed
-from omnirelay.lakehouse.segment_files import ShardSegments, list_segments, shards_at
+from omnirelay.lakehouse.segment_files import ShardSegments, list_segments
+from omnirelay.lakehouse.shards import check_named, shards_at
 from omnirelay.lakehouse.source_filters import Wanted
 from omnirelay.lakehouse.source_options import SourceOptions
 from omnirelay.lakehouse.tail import last_sequences, tail_batches
@@ -52,27 +53,43 @@ class Extent(msgspec.Struct, frozen=True):
         return 0 if self.sealed is None else self.sealed.anchor
 
 
-def extents(options: SourceOptions, after: Mapping[str, int] | None, shards: Iterable[str] | None) -> dict[str, Extent]:
+def extents(
+    options: SourceOptions, after: Mapping[str, int] | None, shards: Collection[str] | None
+) -> dict[str, Extent]:
     """Every shard that is asked for, as it is now; segments only behind `after`, none at all when that is None."""
-    live = {} if options.url is None else last_sequences(options.url)
-    sealed: dict[str, ShardSegments] = {}
-    if options.address is not None:
-        names = None if shards is None else sorted(set(shards))
-        if names is not None and options.url is not None:
-            # A new shard may be at the node only.
-            there = waited(shards_at(options.address, options.store))
-            names = [name for name in names if name in there or name not in live]
-        found = waited(
-            list_segments(
-                options.address, after=after or {}, shards=names, options=options.store, ends_only=after is None
-            )
-        )
-        sealed = {each.shard: each for each in found}
-    wanted = sorted({*sealed, *live}) if shards is None else sorted(set(shards))
-    for name in wanted:
-        if name not in sealed and name not in live:
-            raise NotFound(f"the node at {options.url} has no shard {name!r}", field="shards", shard=name)
-    return {name: Extent(name, sealed.get(name), live.get(name)) for name in wanted}
+    live = {} if options.url is None else last_sequences(options.url, shards)
+    sealed = {} if options.address is None else _sealed(options, options.address, after, shards, live)
+    there = {*sealed, *live}
+    wanted = there if shards is None else set(shards)
+    check_named("option shards", wanted, there)
+    return {name: Extent(name, sealed.get(name), live.get(name)) for name in sorted(wanted)}
+
+
+def _sealed(
+    options: SourceOptions,
+    address: str,
+    after: Mapping[str, int] | None,
+    shards: Collection[str] | None,
+    live: Collection[str],
+) -> dict[str, ShardSegments]:
+    names = None if shards is None else sorted(set(shards))
+    if live:
+        # What is new, a shard or all of them, may be at the node only.
+        try:
+            there = waited(shards_at(address, options.store))
+        except NotFound:
+            there = []
+        names = there if names is None else [name for name in names if name in there or name not in live]
+    found = waited(
+        list_segments(address, after=after or {}, shards=names, options=options.store, ends_only=after is None)
+    )
+    return {each.shard: each for each in found}
+
+
+def check_shards(options: SourceOptions, found: Collection[str]) -> None:
+    """Raises NotFound when an option says where to begin or to end in a shard that is not read."""
+    check_named("option after", options.after, found)
+    check_named("option upTo", options.up_to, found)
 
 
 def pieces_between(

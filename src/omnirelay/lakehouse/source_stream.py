@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from omnirelay.lakehouse.source_options import SourceOptions
-from omnirelay.lakehouse.source_pieces import Extent, extents
+from omnirelay.lakehouse.source_pieces import Extent
 from omnirelay.lakehouse.source_stream_base import StreamReader
 from omnirelay.lakehouse.tail import first_behind
 
@@ -34,11 +34,12 @@ class LogStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:
-        found = extents(self.options, start, self.options.shards)
-        ends = {shard: extent.last for shard, extent in found.items()}
+        found = self._found(start)
+        self._miss(start, found)
+        ends = self._ends_of(found)
         if self.target is not None:
             ends = {shard: min(end, self.target.get(shard, 0)) for shard, end in ends.items()}
-        # A shard never goes back, also when it is not to be seen for a moment.
+        # A shard never goes back, also when it is not to be seen any more.
         ends = {**start, **{shard: max(end, start.get(shard, 0)) for shard, end in ends.items()}}
         if isinstance(limit, ReadMaxRows):
             ends = self._limited(found, start, ends, limit.max_rows)

@@ -7,16 +7,17 @@ on, so nothing is ever trimmed because of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from omnirelay.errors import InvalidArgument
+from omnirelay.lakehouse.shards import check_named
 from omnirelay.lakehouse.source import PiecePartition
 from omnirelay.lakehouse.source_filters import Wanted
 from omnirelay.lakehouse.source_options import SourceOptions
-from omnirelay.lakehouse.source_pieces import extents, pieces_between, read_piece
+from omnirelay.lakehouse.source_pieces import Extent, check_shards, extents, pieces_between, read_piece
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,9 +55,22 @@ class StreamReader(DataSourceStreamReader):
         if isinstance(partition, PiecePartition):
             yield from read_piece(self.options, partition.piece, Wanted())
 
+    def _found(self, after: Mapping[str, int] | None) -> dict[str, Extent]:
+        found = extents(self.options, after, self.options.shards)
+        check_shards(self.options, found)
+        return found
+
+    def _miss(self, known: Iterable[str], found: Collection[str]) -> None:
+        """Raises NotFound for a shard that was read before and is not there any more, unless told to go on."""
+        if self.options.fail_on_data_loss:
+            chosen = known if self.options.shards is None else set(known).intersection(self.options.shards)
+            check_named("the checkpoint", chosen, found, "; option failOnDataLoss=false goes on without it")
+
     def _ends(self) -> dict[str, int]:
-        found = extents(self.options, None, self.options.shards)
-        return {shard: extent.last for shard, extent in found.items() if extent.last}
+        return {shard: end for shard, end in self._ends_of(self._found(None)).items() if end}
+
+    def _ends_of(self, found: Mapping[str, Extent]) -> dict[str, int]:
+        return {shard: self.options.end_of(shard, extent.last) for shard, extent in found.items()}
 
 
 class UnlimitedLogStreamReader(StreamReader):
@@ -76,8 +90,10 @@ class UnlimitedLogStreamReader(StreamReader):
         return dict(self.reached)
 
     def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # As it was before 4.2.
-        ends = self._ends()
-        # A shard never goes back, also when it is not to be seen for a moment.
+        found = self._found(None)
+        self._miss(self.reached, found)
+        ends = {shard: end for shard, end in self._ends_of(found).items() if end}
+        # A shard never goes back, also when it is not to be seen any more.
         self.reached |= {shard: max(end, self.reached.get(shard, 0)) for shard, end in ends.items()}
         return dict(self.reached)
 

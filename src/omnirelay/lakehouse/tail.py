@@ -6,13 +6,14 @@ same rows. What only frames know is not there: `region`, `queue_*`, `frame*` and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import msgspec
 
+from omnirelay.client.addresses import without_password
 from omnirelay.client.failures import error_of
 from omnirelay.core.events import EVENT_NUMBERS
 from omnirelay.errors import OutOfRange, Unavailable
@@ -51,8 +52,11 @@ class TailEvent(msgspec.Struct, frozen=True, gc=False):
     active: None = None
 
 
-def last_sequences(url: str) -> dict[str, int]:
-    """The last event of every shard that a node serves. Raises Unavailable."""
+def last_sequences(url: str, shards: Collection[str] | None = None) -> dict[str, int]:
+    """The last event of every shard that a node serves. Raises Unavailable, also while one of `shards` is starting.
+
+    Without names that is any of them; others that are starting are left out.
+    """
     with _client(url) as client, _reaching(url):
         response = client.get("/omnirelay/introspect")
         if response.status_code != 200:
@@ -60,7 +64,11 @@ def last_sequences(url: str) -> dict[str, int]:
         try:
             about = msgspec.json.decode(response.content, type=_About)
         except msgspec.DecodeError:
-            raise Unavailable(f"what answers at {url} is not a node") from None
+            raise Unavailable(f"what answers at {without_password(url)} is not a node") from None
+    for each in about.components:
+        # Left out, it would pass for a shard that has nothing new.
+        if each.last_sequence is None and (shards is None or each.name in shards):
+            raise Unavailable(f"the shard {each.name!r} of {_node(url)} does not serve yet; try again")
     return {each.name: each.last_sequence for each in about.components if each.last_sequence is not None}
 
 
@@ -79,10 +87,10 @@ def tail_batches(
     """
     from omnirelay.segments.arrow import to_arrow
 
-    reached = last_sequences(url).get(shard)
+    reached = last_sequences(url, [shard]).get(shard)
     if reached is None or reached < last:
         raise OutOfRange(
-            f"the node at {url} has {shard!r} up to event {reached}, {last} was there before: is it another node?",
+            f"{_node(url)} has {shard!r} up to event {reached}, {last} was there before: is it another node?",
             shard=shard,
             sequence=last,
         )
@@ -98,7 +106,7 @@ def tail_batches(
         if number == last:
             break
     if number < last:
-        raise Unavailable(f"the node at {url} sent {shard!r} up to event {number} only, and not to {last}")
+        raise Unavailable(f"{_node(url)} sent {shard!r} up to event {number} only, and not to {last}")
     if events:
         yield to_arrow(events)
 
@@ -157,7 +165,7 @@ def _stream(url: str, shard: str, first: int, types: frozenset[str] | None) -> I
             elif not line and kind == b"end":
                 yield number, None
                 return
-        raise Unavailable(f"the node at {url} ended the stream of {shard!r} behind event {number}, before its last")
+        raise Unavailable(f"{_node(url)} ended the stream of {shard!r} behind event {number}, before its last")
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -166,6 +174,10 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
         yield from lines
+
+
+def _node(url: str) -> str:
+    return f"the node at {without_password(url)}"
 
 
 def _client(url: str) -> httpx.Client:
@@ -182,11 +194,11 @@ def _reaching(url: str) -> Iterator[None]:
     try:
         yield
     except httpx.HTTPError as error:
-        raise Unavailable(f"cannot read from the node at {url}: {str(error) or type(error).__name__}") from error
+        raise Unavailable(f"cannot read from {_node(url)}: {str(error) or type(error).__name__}") from error
 
 
 def _refusal(url: str, status: int, body: bytes) -> Exception:
     try:
         return error_of(msgspec.json.decode(body, type=ErrorBody))
     except msgspec.DecodeError:
-        return Unavailable(f"what answers at {url} says HTTP {status}")
+        return Unavailable(f"what answers at {without_password(url)} says HTTP {status}")

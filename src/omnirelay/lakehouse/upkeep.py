@@ -12,7 +12,7 @@ from typing import Final
 
 from omnirelay.errors import FailedPrecondition, InvalidArgument
 from omnirelay.lakehouse.errors import TablesMissing
-from omnirelay.lakehouse.formats import TableStore, check_named, marked
+from omnirelay.lakehouse.formats import TableStore, marked, place_of
 from omnirelay.lakehouse.tables import TABLES, Table
 
 KEEP_HOURS: Final = 168.0
@@ -40,9 +40,8 @@ def check_keep_hours(hours: float, *, force: bool = False) -> None:
 
 def check_warehouse(warehouse: str) -> None:
     """Raises TablesMissing for a directory without a table of any format. A bucket is asked later, by Spark."""
-    check_named(warehouse)
-    path = warehouse.removeprefix("file://")
-    if "://" not in path and not marked(Path(path)):
+    place = place_of(warehouse)
+    if "://" not in place and not marked(Path(place)):
         raise _missing(warehouse)
 
 

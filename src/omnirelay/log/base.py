@@ -12,7 +12,7 @@ sequence and chain with the head in one atomic step. Whoever is behind gets `Log
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -215,6 +215,13 @@ class EventLog(Protocol):
         """Record a snapshot that was read back and verified. The same record again changes nothing.
 
         Raises LogFenced, and InvalidArgument when no frame ends at its sequence with its chain.
+        """
+        ...
+
+    async def drop_snapshots(self, sequences: Sequence[int], epoch: int) -> None:
+        """Strike these snapshots from the records; of their files the caller disposes. Unknown ones are passed over.
+
+        Raises InvalidArgument for one of the two newest, changing nothing; LogFenced.
         """
         ...
 

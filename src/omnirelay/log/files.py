@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from omnirelay.errors import LogLocked
+
+_HOPELESS: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
+)
+
+
+def is_hopeless(error: OSError) -> bool:
+    """Whether trying again is of no use: the place is a wrong one, or not to be written. A full disk has room again."""
+    return error.errno in _HOPELESS
 
 
 def sync_directory(path: Path) -> None:

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -35,7 +35,7 @@ from omnirelay.log.chain import Link, check_frame, check_generation, fenced, fol
 from omnirelay.log.failpoints import hit
 from omnirelay.log.files import make_directories, replace_file
 from omnirelay.log.frame import chain_of, decode_frame, genesis_chain
-from omnirelay.log.retention import check_range, check_snapshot, check_trim, fence_at, trimmed
+from omnirelay.log.retention import check_drop, check_range, check_snapshot, check_trim, fence_at, trimmed
 
 Fault = Literal["definite", "unknown-lost", "unknown-kept"]
 
@@ -233,6 +233,14 @@ class MemoryLog:
             check_snapshot(record, self._position_at(record.sequence))
             others = [other for other in storage.snapshots if other.sequence != record.sequence]
             storage.snapshots = sorted([record, *others], key=lambda each: -each.sequence)
+
+    async def drop_snapshots(self, sequences: Sequence[int], epoch: int) -> None:
+        self._check_open()
+        storage = self.storage
+        with storage.lock:
+            self._compare_epoch(epoch)
+            check_drop(sequences, storage.snapshots)
+            storage.snapshots = [record for record in storage.snapshots if record.sequence not in sequences]
 
     async def trim(self, below: int, epoch: int) -> Anchor:
         self._check_open()

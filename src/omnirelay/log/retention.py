@@ -35,6 +35,33 @@ def check_trim(below: int, snapshots: Sequence[SnapshotRecord]) -> None:
         )
 
 
+def check_drop(sequences: Sequence[int], snapshots: Sequence[SnapshotRecord]) -> None:
+    """Refuse to drop one of the two newest snapshots, for the same reason. `snapshots` are newest first."""
+    for record in snapshots[:2]:
+        if record.sequence in sequences:
+            raise InvalidArgument(
+                f"cannot drop the snapshot at {record.sequence}: it is one of the two newest",
+                field="sequences",
+                found=record.sequence,
+            )
+
+
+def surplus_snapshots(snapshots: Sequence[SnapshotRecord], apart_ms: int) -> list[SnapshotRecord]:
+    """Snapshots that neither a start nor a trim will need: all but the two newest that came less than `apart_ms` after
+    the one kept before them. `snapshots` are newest first.
+
+    From the oldest on, so that whether one is kept does not change with those that come later.
+    """
+    surplus: list[SnapshotRecord] = []
+    kept: SnapshotRecord | None = None
+    for record in reversed(snapshots[2:]):
+        if kept is not None and record.created_ms - kept.created_ms < apart_ms:
+            surplus.append(record)
+        else:
+            kept = record
+    return surplus
+
+
 def fence_at(sequence: int, snapshots: Sequence[SnapshotRecord], known: int) -> int:
     """A bound on the fences granted up to `sequence`: the oldest snapshot that covers it knows them all."""
     covering = [record for record in snapshots if record.sequence >= sequence]

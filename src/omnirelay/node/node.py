@@ -27,6 +27,7 @@ from omnirelay.control.pages import control_pages
 from omnirelay.engine.clock import Clock
 from omnirelay.errors import InvalidArgument, Unavailable
 from omnirelay.node.settings import NodeSettings, is_loopback
+from omnirelay.replication.confirmed import check_confirmed
 from omnirelay.replication.procedures import serve_replication
 from omnirelay.replication.replication import Replication
 from omnirelay.rpc.dispatcher import Dispatcher
@@ -171,6 +172,8 @@ class Node:
                 group.create_task(self._start(component))
 
     async def _start(self, component: ResourceLeaseComponent) -> None:
+        if self.data is not None:
+            await asyncio.to_thread(check_confirmed, self.data, component.namespace)
         await component.start()
         # Nothing may come between: a trim could drop what a required sink has not got.
         self.replication.follow(component.shard())

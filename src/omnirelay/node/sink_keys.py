@@ -35,13 +35,13 @@ from omnirelay.replication.addresses import (
     schemes_in_words,
 )
 from omnirelay.replication.settings import (
-    FOLLOWED_OTHERWISE,
     OWN_KINDS,
     FollowSettings,
     ObjectFormat,
     OnRefusal,
     OnRetentionExceeded,
     SinkSettings,
+    followed_otherwise,
     is_table_name,
     kind_names,
 )
@@ -282,7 +282,7 @@ def fields_of_sink(given: Mapping[str, Any]) -> dict[str, Any]:
     """What SinkSettings takes, of the fields that some source gave."""
     own = {field: value for field, value in given.items() if field not in _FOLLOW_FIELDS}
     follow = {field: value for field, value in given.items() if field in _FOLLOW_FIELDS}
-    otherwise = FOLLOWED_OTHERWISE.get(given.get("kind", ""), {})
+    otherwise = followed_otherwise(given.get("kind", ""), given.get("format", _SINK.format))
     return {"kind": "", **own, "follow": FollowSettings(**{**otherwise, **follow})}
 
 

@@ -19,7 +19,7 @@ _SCHEMA = """
 create table if not exists checkpoints (
     sink text not null, shard text not null, sequence integer not null, updated_ms integer not null,
     paused integer not null default 0, skipped_to integer not null default 0, replay_to integer not null default 0,
-    primary key (sink, shard)
+    log_id text not null default '', primary key (sink, shard)
 ) without rowid;
 create table if not exists parked (
     sink text not null, shard text not null, sequence integer not null, reason text not null, event text not null,
@@ -38,6 +38,12 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """Until it has come here, what the target says of itself does not count: it was told to take all of it again."""
     untouched: bool = True
     """Nothing was ever delivered, and nobody said where to begin."""
+    log_id: str = ""
+    """The log that these are numbers of; empty where an older version wrote them."""
+
+    def of(self, log_id: str) -> Checkpoint:
+        """What of it holds for this log: the numbers of another one say nothing, but a pause is a pause."""
+        return self if self.log_id in ("", log_id) else Checkpoint(paused=self.paused)
 
 
 class Parked(msgspec.Struct, frozen=True):
@@ -73,33 +79,39 @@ class Checkpoints:
     async def load(self, sink: str, shard: str) -> Checkpoint:
         row = await self._run(
             lambda database: database.execute(
-                "select sequence, paused, skipped_to, replay_to, updated_ms from checkpoints"
+                "select sequence, paused, skipped_to, replay_to, updated_ms, log_id from checkpoints"
                 " where sink = ? and shard = ?",
                 (sink, shard),
             ).fetchone()
         )
-        return Checkpoint() if row is None else Checkpoint(row[0], bool(row[1]), row[2], row[3], untouched=not row[4])
+        if row is None:
+            return Checkpoint()
+        return Checkpoint(row[0], bool(row[1]), row[2], row[3], untouched=not row[4], log_id=row[5])
 
-    async def save(self, sink: str, shard: str, sequence: int, now_ms: int) -> None:
+    async def save(self, sink: str, shard: str, log_id: str, sequence: int, now_ms: int) -> None:
+        """The sink has come to `sequence` of this log. What was said of another log is forgotten."""
         await self._run(
             lambda database: database.execute(
-                "insert into checkpoints (sink, shard, sequence, updated_ms) values (?, ?, ?, ?)"
+                "insert into checkpoints (sink, shard, log_id, sequence, updated_ms) values (?, ?, ?, ?, ?)"
                 " on conflict (sink, shard) do update set sequence = excluded.sequence,"
-                " updated_ms = excluded.updated_ms",
-                (sink, shard, sequence, now_ms),
+                " updated_ms = excluded.updated_ms, log_id = excluded.log_id,"
+                " skipped_to = iif(log_id in ('', excluded.log_id), skipped_to, 0),"
+                " replay_to = iif(log_id in ('', excluded.log_id), replay_to, 0)",
+                (sink, shard, log_id, sequence, now_ms),
             )
         )
 
     async def reset(
-        self, sink: str, shard: str, sequence: int, now_ms: int, *, skipping: bool, replay_to: int = 0
+        self, sink: str, shard: str, log_id: str, sequence: int, now_ms: int, *, skipping: bool, replay_to: int = 0
     ) -> None:
         """Begin behind `sequence` from now on; `skipping`: also when the target knows of less. See `Checkpoint`."""
         await self._run(
             lambda database: database.execute(
-                "insert into checkpoints (sink, shard, sequence, updated_ms, skipped_to, replay_to)"
-                " values (?, ?, ?, ?, ?, ?) on conflict (sink, shard) do update set sequence = excluded.sequence,"
-                " updated_ms = excluded.updated_ms, skipped_to = excluded.skipped_to, replay_to = excluded.replay_to",
-                (sink, shard, sequence, now_ms, sequence if skipping else 0, replay_to),
+                "insert into checkpoints (sink, shard, log_id, sequence, updated_ms, skipped_to, replay_to)"
+                " values (?, ?, ?, ?, ?, ?, ?) on conflict (sink, shard) do update set sequence = excluded.sequence,"
+                " updated_ms = excluded.updated_ms, skipped_to = excluded.skipped_to, replay_to = excluded.replay_to,"
+                " log_id = excluded.log_id",
+                (sink, shard, log_id, sequence, now_ms, sequence if skipping else 0, replay_to),
             )
         )
 
@@ -166,6 +178,7 @@ def _opened(path: str) -> apsw.Connection:
     database.execute("pragma journal_mode = wal; pragma synchronous = full")
     database.execute(_SCHEMA)
     columns = {row[1] for row in database.execute("pragma table_info(checkpoints)")}
-    if "replay_to" not in columns:  # Written by a version that did not know it.
-        database.execute("alter table checkpoints add column replay_to integer not null default 0")
+    for column in ("replay_to integer not null default 0", "log_id text not null default ''"):
+        if column.partition(" ")[0] not in columns:  # Written by a version that did not know it.
+            database.execute(f"alter table checkpoints add column {column}")
     return database

@@ -17,7 +17,7 @@ from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent, json_of
 from omnirelay.replication.owners import DirectoryOwner, Newest, Owner, newest_of
 from omnirelay.replication.settings import ROTATE_BYTES
-from omnirelay.replication.sinks import SinkUnusable, TargetChanged
+from omnirelay.replication.sinks import SinkUnusable, TargetChanged, not_writable
 from omnirelay.replication.threads import OneThread
 
 _OWN_NAME: Final = re.compile(r"[0-9]{20}\.jsonl")
@@ -135,7 +135,7 @@ class FileSink:
             last = self._find_end()
             self._gaps = self._known_gaps()
         except OSError as error:
-            raise SinkUnusable(f"cannot write to {self._directory}: {error.strerror}") from None
+            raise not_writable(self._directory, error) from None
         self._last, self._is_open = last, True
         # Without an account of its own, a target that lost lines since they were written still has to get them again.
         lost, self._newest_line = last < self._newest_line, last

@@ -211,8 +211,13 @@ class GovernanceLines:
             fence = event.sequence if fence is None else fence
             self._keep_before(item)
             holder.fence, holder.peer, holder.principal, holder.thumbprint = fence, peer, principal, thumbprint
-        elif token is not None and (fence is None or fence == holder.fence):
-            peer, principal, thumbprint = holder.peer, holder.principal, holder.thumbprint
+        elif token is not None:
+            owner = holder
+            if fence is not None and fence != owner.fence:
+                # A later lease of the item is remembered: this comes again from far back. The shard may know its owner.
+                owner = self._lookup(item, token.lease_id) or owner
+            if fence is None or fence == owner.fence:
+                peer, principal, thumbprint = owner.peer, owner.principal, owner.thumbprint
         return GovernanceLine(
             sequence_number=event.sequence,
             action=action,

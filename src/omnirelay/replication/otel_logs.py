@@ -20,6 +20,7 @@ from typing import Final
 import httpx
 
 from omnirelay._version import __version__
+from omnirelay.client.connections import http_options
 from omnirelay.errors import Unavailable
 from omnirelay.replication.addresses import is_address, without_secrets
 from omnirelay.replication.events import ReplicatedEvent, json_of
@@ -103,7 +104,7 @@ class OtelSink:
     def _post(self, request: ExportLogsServiceRequest) -> str | None:
         """Why the receiver refused some of it, None when it took everything. Raises when it is to be tried again."""
         if self._client is None:
-            self._client = httpx.Client(timeout=self._seconds)
+            self._client = httpx.Client(timeout=self._seconds, **http_options(self._url))
         body = gzip.compress(request.SerializeToString(), compresslevel=1)
         try:
             response = self._client.post(self._url, content=body, headers=self._headers)

@@ -10,6 +10,7 @@ from omnirelay.engine.shard import Shard
 from omnirelay.errors import NotFound
 from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.commits import Commits
+from omnirelay.replication.confirmed import CHECKPOINT_FILE
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.following import Follower
 from omnirelay.replication.governance import Holder, holder_in
@@ -18,8 +19,6 @@ from omnirelay.replication.owners import Newest
 from omnirelay.replication.settings import SinkSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
 from omnirelay.replication.status import FollowStatus
-
-CHECKPOINT_FILE = "replication.db"
 
 
 class _MadeWhenOpened:

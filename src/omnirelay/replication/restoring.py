@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-import apsw
 import msgspec
 
 from omnirelay.errors import FailedPrecondition, LogUnavailable
@@ -28,9 +27,9 @@ from omnirelay.log.base import Frame
 from omnirelay.log.batches import in_batches
 from omnirelay.log.files import WriterLock, make_directories, sync_directory
 from omnirelay.log.sqlite.restoring import build_log, raise_highest_known
+from omnirelay.replication.confirmed import confirmed_by_sinks
 from omnirelay.replication.origins import Origin
 from omnirelay.replication.proving import Restored, prove
-from omnirelay.replication.replication import CHECKPOINT_FILE
 from omnirelay.segments.errors import SegmentStoreUnusable
 from omnirelay.segments.restores import check_room, reserve_generation
 from omnirelay.segments.store import ObjectStore
@@ -76,8 +75,9 @@ async def restore(
         with _beside(data, shard) as building:
             await _build(building, origin, _said(progress, "copy"))
             restored = await prove(building, history, _said(progress, "prove"))
-            confirmed = await asyncio.to_thread(_confirmed_by_sinks, data, shard)
-            highest = max(history.highest_known, confirmed, above or 0)
+            # Of the lost log, if their account is still in the directory.
+            confirmed = await asyncio.to_thread(confirmed_by_sinks, data, shard)
+            highest = max([history.highest_known, above or 0, *(each.sequence for each in confirmed)])
             highest = await _reserve(marks, shard, highest, above is not None)
             await asyncio.to_thread(raise_highest_known, building, shard, history.reason, highest)
             await asyncio.to_thread(_put_in_place, building / shard, data / shard)
@@ -119,26 +119,6 @@ def _put_in_place(built: Path, place: Path) -> None:
             check_empty(place.parent, place.name)
         raise
     sync_directory(place.parent)
-
-
-def _confirmed_by_sinks(data: Path, shard: str) -> int:
-    """The highest event that a sink of the lost node has got, if its account of them is still in the directory."""
-    path = data / CHECKPOINT_FILE
-    if not path.exists():
-        return 0
-    try:
-        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-        try:
-            highest = connection.execute("select max(sequence) from checkpoints where shard = ?", (shard,)).get
-        finally:
-            connection.close()
-    except apsw.Error as error:
-        raise LogUnavailable(
-            f"{path} cannot be read ({error}), and it may know how far the lost log had come; mend it, or move it away",
-            shard=shard,
-            file=str(path),
-        ) from error
-    return highest if isinstance(highest, int) else 0
 
 
 async def _reserve(marks: ObjectStore | None, shard: str, highest: int, known: bool) -> int:

@@ -106,6 +106,12 @@ FOLLOWED_OTHERWISE: Final[Mapping[str, Mapping[str, Any]]] = {
 """Kinds that are fed otherwise unless somebody says how."""
 
 
+def followed_otherwise(kind: str, layout: ObjectFormat) -> Mapping[str, Any]:
+    """How sinks of this kind are fed unless somebody says how; `layout` is that of objects."""
+    # One object per event is as many requests: a delivery as large as a segment would never be done within its time.
+    return {} if kind == "objects" and layout == "json" else FOLLOWED_OTHERWISE.get(kind, {})
+
+
 def is_table_name(name: str) -> bool:
     return _TABLE_NAME.fullmatch(name) is not None
 

@@ -7,9 +7,11 @@ again can be recognised by its sequence; a target that can keep the checkpoint i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
-from omnirelay.errors import OmniRelayError
+from omnirelay.errors import OmniRelayError, Unavailable
+from omnirelay.log.files import is_hopeless
 from omnirelay.replication.events import ReplicatedEvent
 
 
@@ -27,6 +29,12 @@ class SinkUnusable(OmniRelayError):
     """The sink cannot work as it is configured, or its target holds something else. Trying again is of no use."""
 
     default_code = "replication.unusable"
+
+
+def not_writable(place: Path, error: OSError) -> SinkUnusable | Unavailable:
+    """What to raise when a directory cannot be written: whether that can mend itself is told by the error."""
+    kind = SinkUnusable if is_hopeless(error) else Unavailable
+    return kind(f"cannot write to {place}: {error.strerror or error}")
 
 
 class TargetChanged(OmniRelayError):

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from omnirelay.errors import InvalidArgument, LogDamaged, LogTrimmed
-from omnirelay.replication.checkpoints import Checkpoints
+from omnirelay.replication.checkpoints import Checkpoint, Checkpoints
 from omnirelay.replication.cursor import LogCursor
 from omnirelay.replication.distance import Distance
 from omnirelay.replication.done import Done
@@ -40,6 +40,7 @@ class Standing:
         self._shard = shard
         self._cursor = cursor
         self._shard_name = shard.log.shard
+        self._log_id = shard.log.log_id
         self._checkpoints = checkpoints
 
     @property
@@ -49,10 +50,13 @@ class Standing:
 
     async def load(self) -> bool:
         """Go on from what is kept; whether the sink is paused."""
-        kept = await self._checkpoints.load(self._name, self._shard_name)
+        kept = await self._kept()
         if not self.resets:  # One that came before this answer goes before it.
             self.checkpoint = kept.sequence
         return kept.paused
+
+    async def _kept(self) -> Checkpoint:
+        return (await self._checkpoints.load(self._name, self._shard_name)).of(self._log_id)
 
     async def measure(self) -> bool:
         """Count what is behind the checkpoint; from here on every frame and every delivery is counted along.
@@ -65,34 +69,46 @@ class Standing:
     async def agree(self, open_target: Callable[[], Awaitable[int | None]]) -> bool:
         """Open the target and go by what it knows of itself; whether what is behind has to be measured anew.
 
-        Raises SinkUnusable when it has come further than the log.
+        Raises SinkUnusable when it has come further than the log, or what it has is not known.
         """
-        resets, reset = self.resets, self.was_reset
-        chosen = reset
-        before = self.checkpoint
+        resets, reset, before = self.resets, self.was_reset, self.checkpoint
         of_log: Callable[[str], None] | None = getattr(self._sink, "of_log", None)
         if of_log is not None:
-            of_log(self._shard.log.log_id)
+            of_log(self._log_id)
         known = await open_target()
-        kept = await self._checkpoints.load(self._name, self._shard_name)
-        if resets == self.resets:  # Else it is opened once more.
-            self._resets_seen = resets
-            # Whoever resets a sink has changed something about its target, perhaps emptied it or made holes in it.
-            replaying = reset or self.checkpoint < kept.replay_to
-            if known is not None:
-                self.checkpoint = max(min(known, self.checkpoint) if replaying else known, kept.skipped_to)
-            # What an operator named need not be the number of an event.
-            chosen = replaying or self.checkpoint == kept.skipped_to
-        held = known if known is not None else 0 if chosen else self.checkpoint
-        if max(held, self.checkpoint) > self._shard.last_sequence or (held and not await self._is_in_log(held)):
+        found = await self._checkpoints.load(self._name, self._shard_name)
+        kept = found.of(self._log_id)
+        if found.sequence and kept is not found and known is None and not reset:
+            raise self._of_another_log(found)
+        # Whoever resets a sink has changed something about its target, perhaps emptied it or made holes in it.
+        replaying = reset or before < kept.replay_to
+        agreed = before
+        if known is not None:
+            agreed = max(min(known, before) if replaying else known, kept.skipped_to)
+        # What an operator named need not be the number of an event.
+        chosen = replaying or agreed == kept.skipped_to
+        held = known if known is not None else 0 if chosen else agreed
+        if max(held, agreed) > self._shard.last_sequence or (held and not await self._is_in_log(held)):
             # Waiting until the log gets there would silently leave out everything up to it, and where the log was
             # restored from before, the target would keep what never happened.
             raise SinkUnusable(
-                f"{self._name} holds events up to {max(held, self.checkpoint)}, which the log of {self._shard_name}"
+                f"{self._name} holds events up to {max(held, agreed)}, which the log of {self._shard_name}"
                 f" (up to {self._shard.last_sequence}) does not have: one of them belongs to something else, or the log"
                 " lost its end; empty the target or give it another place, then resume"
             )
+        # Only now: what a target has of something else is no reason for the log to let go of what this sink lacks.
+        if resets == self.resets:  # Else it is opened once more.
+            self._resets_seen = resets
+            self.checkpoint = agreed
         return reset or self.checkpoint != before
+
+    def _of_another_log(self, found: Checkpoint) -> SinkUnusable:
+        # To go on behind that number would leave out the beginning of this log, to begin with it may repeat things.
+        return SinkUnusable(
+            f"{self._name} has come to event {found.sequence} of another log, {found.log_id}, and keeps no account of"
+            f" what it has of the one that {self._shard_name} has now; to deliver all of it:"
+            f" omnirelay replication replay {self._name} --shard {self._shard_name}"
+        )
 
     async def _is_in_log(self, sequence: int) -> bool:
         """Whether the log has an event of that number, or may have had it before it was trimmed.
@@ -117,7 +133,7 @@ class Standing:
 
     async def confirm(self, done: Done, resets: int) -> None:
         """The target has these; `resets` as it was when they were read."""
-        await self._checkpoints.save(self._name, self._shard_name, done.last, self._shard.now_ms())
+        await self._checkpoints.save(self._name, self._shard_name, self._log_id, done.last, self._shard.now_ms())
         if resets == self.resets:  # One that came meanwhile is saved behind this one.
             self.checkpoint = done.last
             self.distance.take(done.count, done.last_ms)
@@ -131,8 +147,9 @@ class Standing:
         self.checkpoint = sequence
         self.distance.forget()
         now_ms, last = self._shard.now_ms(), self._shard.last_sequence
+        replay_to = 0 if skipping else last
         await self._checkpoints.reset(
-            self._name, self._shard_name, sequence, now_ms, skipping=skipping, replay_to=0 if skipping else last
+            self._name, self._shard_name, self._log_id, sequence, now_ms, skipping=skipping, replay_to=replay_to
         )
 
     def check_reset(self, sequence: int) -> bool:
@@ -160,12 +177,12 @@ class Standing:
 
     async def begin_later(self, error: LogTrimmed) -> bool:
         """Begin a new sink with the first event that is still there; false when it is not new, or needs them all."""
-        kept, resets = await self._checkpoints.load(self._name, self._shard_name), self.resets
+        kept, resets = await self._kept(), self.resets
         if self.checkpoint or not kept.untouched or self._sink.rebuilds_state:
             return False
         begins, now_ms = int(str(error.details["anchor"])), self._shard.now_ms()
         # What the target says of itself must not lead back to what is gone.
-        await self._checkpoints.reset(self._name, self._shard_name, begins, now_ms, skipping=True)
+        await self._checkpoints.reset(self._name, self._shard_name, self._log_id, begins, now_ms, skipping=True)
         if resets == self.resets:
             self.checkpoint = begins
             # The follower counts what is behind it before it goes on.

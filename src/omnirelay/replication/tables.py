@@ -19,7 +19,7 @@ from omnirelay.replication.owners import Newest, newest_of, of_another_log
 from omnirelay.replication.rows import Row, rows_of
 from omnirelay.replication.runs import Runs, runs_of
 from omnirelay.replication.settings import TABLE, is_table_name
-from omnirelay.replication.sinks import SinkUnusable, TargetChanged
+from omnirelay.replication.sinks import SinkUnusable, TargetChanged, not_writable
 from omnirelay.replication.table_shape import TableShape
 from omnirelay.replication.threads import OneThread
 
@@ -105,7 +105,7 @@ class SqliteSink:
         try:
             make_directories(self._directory)
         except OSError as error:
-            raise SinkUnusable(f"cannot write to {self._directory}: {error.strerror}") from None
+            raise not_writable(self._directory, error) from None
         self._path = path = self._directory / f"{shard}.db"
         try:
             self._database = database = apsw.Connection(str(path))

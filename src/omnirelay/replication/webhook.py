@@ -13,13 +13,15 @@ about an event, and parking the whole log one by one would be the worst answer t
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 from collections.abc import Callable, Sequence
 
 import httpx
 
-from omnirelay.errors import Unavailable
+from omnirelay.client.connections import http_client
+from omnirelay.errors import InvalidArgument, Unavailable
 from omnirelay.replication.addresses import without_secrets
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.files import lines_of, whole_event
@@ -53,8 +55,11 @@ class WebhookSink:
 
     async def open(self, shard: str) -> int | None:
         if self._client is None:
-            # How long a delivery may take is for the follower to say.
-            self._client = httpx.AsyncClient(headers=self._headers, timeout=None)
+            try:
+                # In a thread: it may read certificates. How long a delivery may take is for the follower to say.
+                self._client = await asyncio.to_thread(http_client, self._url, headers=self._headers, timeout=None)
+            except InvalidArgument as error:
+                raise SinkUnusable(error.message) from None
         return None
 
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:

@@ -7,7 +7,6 @@ put is on the disk before it returns: written beside its place, synced, linked t
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import secrets
 import time
@@ -17,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NoReturn
 
 from omnirelay.errors import Unavailable, Unimplemented
-from omnirelay.log.files import make_directories, sync_directory, write_file
+from omnirelay.log.files import is_hopeless, make_directories, sync_directory, write_file
 from omnirelay.segments.errors import ObjectMissing, SegmentStoreUnusable
 from omnirelay.segments.store import StoredObject
 
@@ -123,9 +122,7 @@ class LocalObjectStore:
 
     def _failed(self, what: str, error: OSError) -> NoReturn:
         message = f"cannot {what} in {self.address}: {error.strerror or error}"
-        # Nothing that trying again would mend; a full disk is different.
-        for_good = isinstance(error, (PermissionError, NotADirectoryError, FileExistsError))
-        if for_good or error.errno == errno.EROFS:
+        if is_hopeless(error):
             raise SegmentStoreUnusable(message) from None
         raise Unavailable(message) from None
 

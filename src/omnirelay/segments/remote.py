@@ -79,6 +79,11 @@ class RemoteObjectStore:
             await self._mapped(obstore.put_async(self._store, key, data, mode="create", use_multipart=False), key)
         except _Conflict:
             return False
+        except ObjectMissing:
+            # Nothing else can be missing for a put.
+            raise SegmentStoreUnusable(
+                f"there is no bucket {self._address}, or it is not to be seen with these credentials"
+            ) from None
         return True
 
     async def compare_and_swap(self, key: str, data: bytes, expected: str) -> str | None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
 
+from omnirelay.errors import OmniRelayError
 from omnirelay.segments.errors import ObjectMissing, SegmentStoreUnusable
 
 _CONTENDERS = 8
@@ -72,10 +74,13 @@ async def prove_one_winner(store: ObjectStore) -> None:
         won = await asyncio.gather(*(store.put_if_absent(key, content) for content in contents))
         late = await store.put_if_absent(key, b"late")
         kept = await store.get(key)
-    except ObjectMissing:
-        raise _not_to_be_relied_on(store, "an object was gone right after it was put") from None
-    finally:
-        await store.delete(key)
+    except Exception as error:  # Who gives up does not wait for what is to be tidied.
+        with suppress(OmniRelayError):
+            await store.delete(key)
+        if isinstance(error, ObjectMissing):
+            raise _not_to_be_relied_on(store, "an object was gone right after it was put") from None
+        raise
+    await store.delete(key)
     if late or won.count(True) != 1:
         raise _not_to_be_relied_on(store, f"{won.count(True) + late} of {_CONTENDERS + 1} puts of one key won")
     if kept != contents[won.index(True)]:

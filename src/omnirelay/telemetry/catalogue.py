@@ -121,6 +121,18 @@ REPLICATION_BEHIND_SECONDS = Metric(
     "Age of the oldest event that a sink has not confirmed yet.",
     labels=("shard", "sink"),
 )
+REPLICATION_STATE = Metric(
+    "omnirelay.resourcelease.replication.state",
+    "gauge",
+    "1, with the state that a sink is in.",
+    labels=("shard", "sink", "state"),
+)
+REPLICATION_PARKED = Metric(
+    "omnirelay.resourcelease.replication.parked",
+    "gauge",
+    "Events that are kept beside because a sink never takes them.",
+    labels=("shard", "sink"),
+)
 REPLICATION_CLOSES_INTAKE = Metric(
     "omnirelay.resourcelease.replication.closes_intake",
     "gauge",

@@ -38,10 +38,12 @@ def omnirelay_url() -> Iterator[str]:
 
     thread = LoopThread("omnirelay-test-node")
     thread.start()
-    node = TestNode(real_time=True)
-    thread.run(node.start())
     try:
-        yield node.url
+        node = TestNode(real_time=True)
+        thread.run(node.start())
+        try:
+            yield node.url
+        finally:
+            thread.run(node.stop())
     finally:
-        thread.run(node.stop())
         thread.stop()

@@ -22,8 +22,8 @@ _TYPES: Final = {
     "Paused": "A resource type, a tenant, or with neither the whole shard, grants nothing for now.",
     "Resumed": "A pause is over.",
     "BackpressureChanged": "Something closes intake, or no longer does: how much is pending, or what `cause` names.",
-    "LeaderElected": "A writer took the shard over, or goes on with the same epoch after its disk refused writes for"
-    " a while. Live leases last longer by the time nobody could heartbeat.",
+    "LeaderElected": "A writer took the shard over, or goes on with the same epoch after its disk refused writes, or"
+    " it stood still, for a while. Live leases last longer by the time nobody could heartbeat.",
     "CancelRequested": "The owner of the item is asked to stop.",
     "DeadLetterEdited": "The payload of a dead item was replaced.",
     "Purged": "Ended items were forgotten: named ones, or all completed and cancelled ones up to an event.",

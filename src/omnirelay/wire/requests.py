@@ -45,8 +45,10 @@ DelayMs = Annotated[int, Meta(ge=0, le=DELAY_MAX_MS)]
 Metadata = dict[str, str]
 
 
-class Incoming(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Base of everything read. Unknown fields are ignored all the same: see `reading`."""
+class Incoming(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """Base of everything read. Unknown fields are ignored all the same: see `reading`. What was read from text holds no
+    cycles, so the garbage collector need not look at it.
+    """
 
 
 class IncomingPayload(Incoming):

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
+from omnirelay.client.arguments import as_whole_or_none
 from omnirelay.errors import InvalidArgument
 from omnirelay.worker.job import Job
 
@@ -31,7 +32,7 @@ class Retry(Exception):
 
     def __init__(self, reason: str = "", *, delay_ms: int | None = None, error_code: str | None = None) -> None:
         super().__init__(reason)
-        self.delay_ms = delay_ms
+        self.delay_ms = as_whole_or_none("delay_ms", delay_ms)
         self.error_code = error_code
 
 
@@ -40,7 +41,7 @@ class Release(Exception):
 
     def __init__(self, reason: str = "", *, delay_ms: int | None = None) -> None:
         super().__init__(reason)
-        self.delay_ms = delay_ms
+        self.delay_ms = as_whole_or_none("delay_ms", delay_ms)
 
 
 class GiveUp(Exception):
@@ -78,6 +79,8 @@ class Handlers:
         _check_modes(on_error or {})
 
         def register(function: H) -> H:
+            if not callable(function):
+                raise InvalidArgument(f"a handler is a function, not {function!r}", field="function")
             if isgeneratorfunction(function) or isasyncgenfunction(function):
                 raise InvalidArgument(
                     f"{function.__qualname__} is a generator: calling it would run nothing of it", field="function"

@@ -31,7 +31,9 @@ class Job:
         self._remaining_ms = remaining_ms
         self._stopped = threading.Event()
         self.stop_reason: str | None = None
-        """Why the job is to stop: `cancelled`, `lost`, or `stopping` when the worker is."""
+        """Why the job is to stop: `cancelled`, `lost`, `stopping` when the worker is, or `withdrawn` when the
+        connection dropped before the node heard of its beginning: somebody else may have the item now.
+        """
         self.follow_ups: list[ItemSpec] = []
 
     @property

@@ -24,6 +24,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+from omnirelay.client.addresses import without_password
 from omnirelay.client.client import Client
 from omnirelay.client.failures import NotConnected
 from omnirelay.client.linking import STREAM_AGAIN_SECONDS, open_stream
@@ -107,6 +108,7 @@ class Keeper:
         tenants: Sequence[str] | None = None,
     ) -> None:
         self._url = url
+        self._shown_url = without_password(url)
         self._namespace = namespace
         self._peer_id = peer_id
         self._patterns = list(patterns)
@@ -193,7 +195,7 @@ class Keeper:
                 failures = 1 if self._lasted else failures + 1
             except Exception as error:
                 # Nobody would notice that no more leases come: whatever it is, it is worth another try.
-                _log.exception("worker_connection_failed", extra={"url": self._url})
+                _log.exception("worker_connection_failed", extra={"url": self._shown_url})
                 self.last_error = repr(error)
                 failures += 1
             await asyncio.sleep(pause_ms(min(failures, 6), None) / 1000)
@@ -205,7 +207,7 @@ class Keeper:
         self._repeating = reason == self._said and now < self._said_at + SAID_AGAIN_SECONDS
         if not self._repeating:
             self._said, self._said_at = reason, now
-            _log.warning("worker_disconnected", extra={"reason": reason, "url": self._url})
+            _log.warning("worker_disconnected", extra={"reason": reason, "url": self._shown_url})
 
     async def _stream_leases(self) -> bool:
         """Have leases pushed until the connection ends; false when no stream gets through to the node."""
@@ -226,7 +228,7 @@ class Keeper:
         self._stream = stream
         self._connected_at = time.monotonic()
         if not self._repeating:
-            _log.info("worker_connected", extra={"url": self._url, "peer": self._peer_id})
+            _log.info("worker_connected", extra={"url": self._shown_url, "peer": self._peer_id})
         self._credit = self._room() if self._taking else 0
         stream.say(
             open={

@@ -24,9 +24,11 @@ from typing import Any
 
 import msgspec
 
+from omnirelay.client.arguments import as_header, as_kind, as_names
 from omnirelay.client.client import DEFAULT_URL
-from omnirelay.client.connections import checked_url
+from omnirelay.client.connections import checked_namespace, checked_url
 from omnirelay.client.threads import LoopThread
+from omnirelay.core.intake import CALLER_MAX
 from omnirelay.errors import InvalidArgument
 from omnirelay.wire.answers import Lease
 from omnirelay.wire.streams import StreamAck
@@ -111,9 +113,14 @@ class Worker:
         `health` is red when the node has answered nothing for so long. `stop_budget_ms`: what handlers get to finish
         when the worker stops; then they are cancelled and their items released.
         """
+        as_kind("handlers", handlers, Handlers)
+        if peer_id:
+            _check_peer(peer_id)
         _check_number("concurrency", concurrency, 1)
         _check_number("prefetch", 0 if prefetch is None else prefetch, 0)
         _check_number("guard_ms", guard_ms, 0)
+        _check_number("stop_budget_ms", stop_budget_ms, 0)
+        _check_number("silent_ms_max", silent_ms_max, 0)
         if lease_duration_ms is not None:
             _check_number("lease_duration_ms", lease_duration_ms, 1)
             if guard_ms >= lease_duration_ms:
@@ -122,18 +129,16 @@ class Worker:
                     f" comes: {guard_ms} is not less than {lease_duration_ms}",
                     field="guard_ms",
                 )
-        if isinstance(tenants, str):
-            raise InvalidArgument(f"tenants must be a list of names, not the text {tenants!r}", field="tenants")
         if not handlers.patterns:
             raise InvalidArgument("the registry has no handlers", field="handlers")
         self._handlers = handlers
         self._url = checked_url(url)
-        self._namespace = namespace
-        self.peer_id = peer_id or f"{socket.gethostname()}-{os.getpid()}"
+        self._namespace = checked_namespace(namespace)
+        self.peer_id = peer_id or _own_name()
         self._concurrency = concurrency
         self._prefetch = max(1, concurrency // 2) if prefetch is None else prefetch
         self._lease_duration_ms = lease_duration_ms
-        self._tenants = tenants
+        self._tenants = as_names("tenants", tenants)
         self._guard_ms = guard_ms
         self._stop_budget_ms = stop_budget_ms
         self._silent_ms_max = silent_ms_max
@@ -420,6 +425,18 @@ class Worker:
 def _check_number(name: str, value: Any, least: int) -> None:
     if type(value) is not int or value < least:
         raise InvalidArgument(f"{name} must be a whole number, at least {least}, not {value!r}", field=name)
+
+
+def _own_name() -> str:
+    """Of this process on this host, as a header can have it."""
+    return f"{socket.gethostname().encode('ascii', 'replace').decode()}-{os.getpid()}"
+
+
+def _check_peer(peer_id: str) -> None:
+    """Refuse a name that no header holds or no node takes: the worker would try to connect with it for ever."""
+    as_header("peer_id", peer_id)
+    if len(peer_id) > CALLER_MAX or peer_id.isspace():
+        raise InvalidArgument(f"peer_id must be a name of at most {CALLER_MAX} characters", field="peer_id")
 
 
 def _text_of(error: BaseException) -> str:

@@ -29,7 +29,7 @@ from omnirelay.core.intake import (
 )
 from omnirelay.core.items import COMPLETE, FAIL, RELEASE, STATE_NAMES, VERB_NAMES, Item, Lease, attempts_before, size_of
 from omnirelay.core.options import QueueOptions
-from omnirelay.core.payload import Caller, ErrorInfo, OwnershipToken
+from omnirelay.core.payload import ErrorInfo, OwnershipToken
 from omnirelay.core.rules.enqueue import plan_items
 from omnirelay.core.rules.grant import heartbeat_interval
 from omnirelay.core.rules.pausing import RETRY_AFTER_MS
@@ -45,7 +45,7 @@ _OWNERSHIP_TOKEN: Final[Any] = OwnershipToken
 _MIX = 0xFFFFFFFFFFFFFFFF
 
 
-def find_lease(state: State, token: Any, caller: Caller, arrived_ms: int, verb: int) -> tuple[Item | None, Lease]:
+def find_lease(state: State, token: Any, caller: Any, arrived_ms: int, verb: int) -> tuple[Item | None, Lease]:
     """The item and lease the token holds, or (None, lease) when this very verb ended the lease before.
 
     Raises `unknown_token`, `lease_inactive`, `fence_mismatch` or `not_owner`.
@@ -94,7 +94,8 @@ def find_lease(state: State, token: Any, caller: Caller, arrived_ms: int, verb: 
     return None, past
 
 
-def _check_holder(lease: Lease, token: OwnershipToken, caller: Caller) -> None:
+def _check_holder(lease: Lease, token: Any, caller: Any) -> None:
+    # Both as anything, as above: a fence or a name of a wrong type is another one, with compiled code too.
     fence = token.fence
     if fence is not None and fence != lease.token.fence:
         raise FailedPrecondition(

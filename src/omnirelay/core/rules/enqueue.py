@@ -133,6 +133,18 @@ def is_repeat(state: State, command: EnqueueItems) -> bool:
     )
 
 
+def check_pauses(state: State, command: EnqueueItems) -> None:
+    """Refuse a valid call whose intake is paused: that says more to its caller than how many others wait for room."""
+    if not state.pauses:
+        return
+    principal = command.caller.principal
+    known = [
+        item.payload.request_id is not None and request_key(principal, item.payload.request_id) in state.requests
+        for item in command.items
+    ]
+    check_intake(state, command.items, [EnqueueResult(0, each) for each in known])
+
+
 def check_request_ids(state: State, command: EnqueueItems, now_ms: int) -> None:
     """Refuse a valid call whose new request ids cannot be remembered now: waiting for room would not help it."""
     principal = command.caller.principal

@@ -17,7 +17,15 @@ from omnirelay.core.commands import (
     RedriveItems,
 )
 from omnirelay.core.events import NO_PROGRESS, RestoredItem
-from omnirelay.core.intake import BATCH_ITEMS_MAX, TEXT_MAX, check_payload, check_required_number, check_text, refuse
+from omnirelay.core.intake import (
+    BATCH_ITEMS_MAX,
+    TEXT_MAX,
+    TIME_MAX_MS,
+    check_payload,
+    check_required_number,
+    check_text,
+    refuse,
+)
 from omnirelay.core.items import COMPLETED, DEAD, LEASED, STATE_NAMES, Item, attempts_before
 from omnirelay.core.options import COMMAND_BYTES_MAX, UNDELIVERED_MAX
 from omnirelay.core.rules.pausing import RETRY_AFTER_MS
@@ -158,15 +166,21 @@ def pending_item(state: State, item: Item) -> RestoredItem:
 
 
 def decide_edit(state: State, command: EditDeadLetter, now_ms: int) -> tuple[list[ev.Event], None]:
+    """Another payload for the same item: what that is known by stays, and no other id is shown that finds nothing."""
     item = find_item(state, command.sequence_id)
     if item.state != DEAD:
         refuse("sequenceId", f"must be a dead letter; item {item.sequence_id} is {STATE_NAMES[item.state]}")
     check_payload(command.payload, state.options.body_limit)
+    payload, request_id = command.payload, item.payload.request_id
+    if payload.request_id is None and request_id is not None:
+        payload = msgspec.structs.replace(payload, request_id=request_id)
+    elif payload.request_id != request_id:
+        refuse("requestId", f"must be left out, or be that of item {item.sequence_id}: an edit does not change it")
     edited = ev.DeadLetterEdited(
         sequence_number=state.sequence + 1,
         timestamp=now_ms,
         sequence_id=item.sequence_id,
-        payload=command.payload,
+        payload=payload,
         principal=command.caller.principal,
     )
     return [edited], None
@@ -191,7 +205,8 @@ def decide_redrive(state: State, command: RedriveItems, now_ms: int) -> tuple[li
         go_on = fitting[-1].stamp
     not_before: list[int] | None = None
     if rate is not None:
-        not_before = [now_ms + int((command.already + i) * 1000 / rate) for i in range(len(fitting))]
+        later = [now_ms + int((command.already + i) * 1000 / rate) for i in range(len(fitting))]
+        not_before = [min(each, TIME_MAX_MS) for each in later]
     redriven = ev.Redriven(
         sequence_number=state.sequence + 1,
         timestamp=now_ms,

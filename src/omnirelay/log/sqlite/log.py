@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar, get_args
@@ -197,6 +197,9 @@ class SqliteLog:
 
     async def add_snapshot(self, record: SnapshotRecord, epoch: int) -> None:
         await self._write(self._writer.add_snapshot, record, epoch)
+
+    async def drop_snapshots(self, sequences: Sequence[int], epoch: int) -> None:
+        await self._write(self._writer.drop_snapshots, sequences, epoch)
 
     async def trim(self, below: int, epoch: int) -> Anchor:
         writer = self._writer

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import apsw
 import msgspec
 
 from omnirelay.errors import LogDamaged
@@ -52,33 +54,46 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     """Where the files of the snapshots are."""
 
 
-def read_history(data: Path, namespace: str) -> History:
-    """What a log in `data/namespace` says of itself. Raises LogDamaged, LogSchemaTooNew, LogUnavailable."""
-    paths = LogPaths.of(data, namespace)
-    with translated(paths.database, namespace):
+@contextmanager
+def _examined(paths: LogPaths, shard: str) -> Iterator[tuple[apsw.Connection, str]]:
+    """The log as it is at one moment, and its id. Raises LogDamaged, LogSchemaTooNew, LogUnavailable."""
+    with translated(paths.database, shard):
         connection = connect_reader(paths.database)
         try:
             with transaction(connection, "DEFERRED"):
                 check_version(connection, paths.database)
-                log_id = check_identity(connection, paths, namespace)
-                view = read_view(connection, paths.database, namespace)
-                created = read_meta(connection).get("created_ms", "")
-                return History(
-                    shard=namespace,
-                    log_id=log_id,
-                    created_ms=int(created) if created.isdecimal() else view.head.time_ms,
-                    anchor=view.anchor,
-                    end=Link.at_head(view.head.head),
-                    epoch=view.head.epoch,
-                    time_ms=view.head.time_ms,
-                    highest_known=highest_known(view, None),
-                    events=read_size(connection, 0, None).events,
-                    reason=RESTORED_BACKUP,
-                    snapshots=tuple(read_snapshots(connection)),
-                    directory=paths.directory,
-                )
+                yield connection, check_identity(connection, paths, shard)
         finally:
             connection.close()
+
+
+def read_history(data: Path, namespace: str) -> History:
+    """What a log in `data/namespace` says of itself. Raises LogDamaged, LogSchemaTooNew, LogUnavailable."""
+    paths = LogPaths.of(data, namespace)
+    with _examined(paths, namespace) as (connection, log_id):
+        view = read_view(connection, paths.database, namespace)
+        created = read_meta(connection).get("created_ms", "")
+        return History(
+            shard=namespace,
+            log_id=log_id,
+            created_ms=int(created) if created.isdecimal() else view.head.time_ms,
+            anchor=view.anchor,
+            end=Link.at_head(view.head.head),
+            epoch=view.head.epoch,
+            time_ms=view.head.time_ms,
+            highest_known=highest_known(view, None),
+            events=read_size(connection, 0, None).events,
+            reason=RESTORED_BACKUP,
+            snapshots=tuple(read_snapshots(connection)),
+            directory=paths.directory,
+        )
+
+
+def read_head(data: Path, shard: str) -> tuple[str, HeadRow]:
+    """The id of the log in `data/shard`, and its head row. Raises as `read_history` does."""
+    paths = LogPaths.of(data, shard)
+    with _examined(paths, shard) as (connection, log_id):
+        return log_id, read_view(connection, paths.database, shard).head
 
 
 def without_damaged_snapshots(history: History) -> History:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
@@ -25,7 +25,7 @@ from omnirelay.log.base import Acquired, Anchor, Frame, Head, LogStatistics, Pos
 from omnirelay.log.chain import check_frame, check_generation, fenced, follow
 from omnirelay.log.failpoints import hit, is_armed
 from omnirelay.log.frame import chain_of
-from omnirelay.log.retention import check_snapshot, check_trim, fence_at
+from omnirelay.log.retention import check_drop, check_snapshot, check_trim, fence_at
 from omnirelay.log.sqlite.building import frame_row, mark_suspect
 from omnirelay.log.sqlite.checks import Examined
 from omnirelay.log.sqlite.connection import (
@@ -71,6 +71,7 @@ _PUT_SNAPSHOT: Final = statement("put_snapshot")
 _MOVE_ANCHOR: Final = statement("move_anchor")
 _TRIM_CANDIDATES: Final = statement("trim_candidates")
 _DELETE_FRAMES: Final = statement("delete_frames")
+_DELETE_SNAPSHOT: Final = statement("delete_snapshot")
 _DELETE_SNAPSHOTS: Final = statement("delete_snapshots")
 
 T = TypeVar("T")
@@ -215,6 +216,18 @@ class Writer:
             anchor = self._anchor_for(epoch)
             check_snapshot(record, position_at(self._connection, record.sequence, anchor))
             self._connection.execute(_PUT_SNAPSHOT, msgspec.structs.astuple(record))
+
+    def drop_snapshots(self, sequences: Sequence[int], epoch: int) -> None:
+        with self._lock:
+            self._check_usable()
+            self._guarded(lambda: self._drop_snapshots(sequences, epoch))
+
+    def _drop_snapshots(self, sequences: Sequence[int], epoch: int) -> None:
+        with transaction(self._connection):
+            self._anchor_for(epoch)
+            check_drop(sequences, read_snapshots(self._connection))
+            for sequence in sequences:
+                self._connection.execute(_DELETE_SNAPSHOT, (sequence,))
 
     def check_trim(self, below: int, epoch: int) -> None:
         """Refuse a trim that may not be, and one whose first kept frame does not fit the last dropped one."""

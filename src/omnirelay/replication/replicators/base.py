@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
+from omnirelay.core.intake import TIME_MAX_MS
 from omnirelay.errors import InvalidArgument
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.sinks import SinkGap
@@ -97,7 +98,7 @@ def _new(event: Any, index: int, shard: str, last: int, now_ms: int, region: str
 def _timestamp(given: Any, index: int, now_ms: int) -> int:
     if given is None:
         return now_ms
-    if type(given) is int and given >= 0:
+    if type(given) is int and 0 <= given <= TIME_MAX_MS:
         return given
     if isinstance(given, str):
         return read_instant("timestamp", given)

@@ -13,6 +13,7 @@ from typing import Final
 
 from omnirelay.errors import InvalidArgument
 from omnirelay.replication.checkpoints import Checkpoints
+from omnirelay.replication.confirmed import CHECKPOINT_FILE
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.following import Follower
 from omnirelay.replication.replicators.base import Publishable, Replicator, labelled
@@ -23,7 +24,6 @@ from omnirelay.replication.sinks import ReplicationSink
 from omnirelay.replication.status import FollowStatus
 
 DEFAULT_SHARD: Final = "events"
-CHECKPOINT_FILE: Final = "replication.db"
 RETAINED_IN_MEMORY: Final = 100_000
 _TRIM_EVERY: Final = 1_000
 

@@ -20,6 +20,7 @@ from omnirelay.log.base import EventLog, Frame, Position, SnapshotRecord
 from omnirelay.log.frame import header_prefix
 from omnirelay.log.memory import MemoryLog
 from omnirelay.log.sqlite import SqliteLog
+from omnirelay.replication.confirmed import check_confirmed
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.replicators.base import Publishable, numbered
 from omnirelay.replication.sources import Happened
@@ -78,13 +79,13 @@ class Journal:
         return self._closed_by.pop(cause, None) is not None
 
     async def open(self) -> None:
-        """Raises LogLocked when another process has it, LogDamaged naming the place."""
+        """Raises LogLocked when another process has it, LogDamaged naming the place, LogRegressed."""
         if self._memory is not None:
             self._memory = self._memory.reopen()
             self._log = self._memory
         else:
             # In a thread: a recovery reads the whole log.
-            self._log = await asyncio.to_thread(SqliteLog.open, self._directory or Path(), self.shard)
+            self._log = await asyncio.to_thread(_opened, self._directory or Path(), self.shard)
         acquired = await self._log.acquire("replicator")
         self._epoch, self._generation = acquired.epoch, acquired.generation
         self._position = self._trimmable = acquired.position
@@ -173,3 +174,8 @@ class Journal:
         self._closed_by.clear()
         if log is not None:
             await log.close()
+
+
+def _opened(directory: Path, shard: str) -> SqliteLog:
+    check_confirmed(directory, shard)
+    return SqliteLog.open(directory, shard)

@@ -45,6 +45,28 @@ class KeepingConformance:
         assert (await log.verify()).snapshots == 2
         await log.close()
 
+    async def test_snapshots_that_are_dropped_are_forgotten_and_the_two_newest_stay(self, store: LogStore) -> None:
+        leader = await Leader.of(store.open())
+        records: list[SnapshotRecord] = []
+        for _ in range(4):
+            await leader.append()
+            records.insert(0, await leader.snapshot())
+        for sequences in ([records[0].sequence], [records[3].sequence, records[1].sequence]):
+            with pytest.raises(InvalidArgument) as refusal:
+                await leader.log.drop_snapshots(sequences, leader.epoch)
+            assert refusal.value.details["field"] == "sequences"
+        with pytest.raises(LogFenced):
+            await leader.log.drop_snapshots([records[3].sequence], leader.epoch - 1)
+        assert await leader.log.snapshots() == records
+        await leader.log.drop_snapshots([records[2].sequence, 77], leader.epoch)
+        left = [records[0], records[1], records[3]]
+        assert await leader.log.snapshots() == left
+        store.crash(leader.log)
+        log = store.open()
+        assert await log.snapshots() == left
+        assert (await log.verify()).snapshots == 3
+        await log.close()
+
     async def test_trimming_moves_the_anchor_and_keeps_the_rest_provable(self, store: LogStore) -> None:
         leader = await Leader.of(store.open())
         fences = {}

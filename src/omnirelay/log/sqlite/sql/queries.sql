@@ -108,6 +108,5 @@ SELECT sequence, chain, digest, path, created_ms, events, bytes, highest_fence F
 INSERT OR REPLACE INTO snapshots (sequence, chain, digest, path, created_ms, events, bytes, highest_fence)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
--- A backup could not copy its files.
 -- name: delete_snapshot
 DELETE FROM snapshots WHERE sequence = ?;

@@ -1,0 +1,86 @@
+"""Which shards have segments at an address, and what to say where there are none.
+
+    ADDRESS/SHARD/manifest/00000000000000000007.json
+
+An address is easily one directory off: a node's data directory, or the directory of one shard. Then the right one is
+named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from omnirelay.errors import NotFound
+from omnirelay.segments.connecting import connect
+from omnirelay.segments.local import LocalObjectStore
+from omnirelay.segments.store import ObjectStore
+
+_FOLDER: Final = "manifest"
+_NAMED_MAX: Final = 5
+"""Shards, or directories, that a message names."""
+
+
+async def shards_at(address: str, options: Mapping[str, Any] | None = None) -> list[str]:
+    """The shards that have segments at an address. Raises as `shards_of` does."""
+    return await shards_of(await connect(address, options, writable=False))
+
+
+async def shards_of(store: ObjectStore, chosen: Collection[str] | None = None) -> list[str]:
+    """The shards that have segments in a store, or of these the chosen ones, by name.
+
+    Raises NotFound (`error.segments.none`) when there are none at all, or not of a chosen shard.
+    """
+    holders = {holder for each in await store.list("") if (holder := _holder(each.key)) is not None}
+    # What lies deeper is of another address.
+    there = sorted(name for name in holders if name and "/" not in name)
+    if not there:
+        raise NotFound(_without_any(store, holders), code="error.segments.none", field="source")
+    for name in sorted(chosen or ()):
+        if name not in there:
+            raise NotFound(
+                f"there are no segments of {name!r} in {store.address}; it has {_listed(there)}",
+                code="error.segments.none",
+                field="shard",
+                shard=name,
+            )
+    return sorted(set(chosen)) if chosen else there
+
+
+def check_named(who: str, named: Iterable[str], there: Collection[str], remedy: str = "") -> None:
+    """Raises NotFound for a shard that an option, say, names and that is not there: it would choose nothing."""
+    for name in sorted(named):
+        if name not in there:
+            raise NotFound(
+                f"{who} names the shard {name!r}; there are {_listed(sorted(there)) or 'none'}{remedy}",
+                code="error.segments.none",
+                shard=name,
+            )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names for a message, not too many."""
+    more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+    return ", ".join(names[:_NAMED_MAX]) + more
+
+
+def _holder(key: str) -> str | None:
+    """The directory whose manifests this object is among: empty for the address itself, None when it is no manifest."""
+    folders = key.split("/")[:-1]
+    return "/".join(folders[:-1]) if folders[-1:] == [_FOLDER] else None
+
+
+def _without_any(store: ObjectStore, holders: Collection[str]) -> str:
+    """What to say of a store in which no directory right below its address is that of a shard."""
+    address = store.address.rstrip("/")
+    if isinstance(store, LocalObjectStore) and not Path(store.address).is_dir():
+        return f"there are no segments in {address}: there is no such directory"
+    looked = f"there are no segments in {address}: looked for SHARD/{_FOLDER}/*.json below it"
+    below = sorted({f"{address}/{name.rpartition('/')[0]}" for name in holders if "/" in name})
+    if below:
+        return f"{looked}; they are in {_listed(below)}"
+    if holders:
+        above, _, shard = address.rpartition("/")
+        return f"{looked}; this is the directory of the shard {shard!r}, say {above or '/'}"
+    return f"{looked}; a sink of kind `objects` writes them"

@@ -1,0 +1,87 @@
+"""Commands that are pointed at a place without segments, or without tables: one exit code, and a word on where to look.
+
+Nothing here starts Spark, and neither do the commands.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from omnirelay.errors import NotFound
+from omnirelay.lakehouse.shards import shards_at
+from omnirelay.lakehouse.waiting import waited
+from tests.cli.processes import omnirelay
+from tests.segment_logs import SHARD, FrameLog
+from tests.spark.logs import segments_of, write_segments
+
+if TYPE_CHECKING:
+    from tests.segment_logs import S3Server
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("run", "--source", "nosuch", "--warehouse", "lake"), "error.segments.none"),
+        (("run", "--continuous", "--source", "nosuch", "--warehouse", "lake"), "error.segments.none"),
+        (("rebuild", "--yes", "--source", "nosuch", "--warehouse", "lake"), "error.segments.none"),
+        (("audit", "--source", "nosuch"), "error.segments.none"),
+        (("report", "--warehouse", "nosuch"), "error.lakehouse.tables_missing"),
+        (("optimize", "--warehouse", "nosuch"), "error.lakehouse.tables_missing"),
+        (("vacuum", "--warehouse", "nosuch"), "error.lakehouse.tables_missing"),
+        (("vacuum", "--keep-hours", "0", "--force", "--warehouse", "nosuch"), "error.lakehouse.tables_missing"),
+    ],
+)
+@pytest.mark.parametrize("empty", [False, True])
+def test_what_is_not_there_ends_every_command_alike(
+    tmp_path: Path, words: tuple[str, ...], code: str, empty: bool
+) -> None:
+    if empty:
+        (tmp_path / "nosuch" / "bronze" / "events").mkdir(parents=True)
+    done = omnirelay("lakehouse", *words, cwd=tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert code in done.stderr
+    assert "nosuch" in done.stderr
+    assert "starting Spark" not in done.stderr
+    assert not (tmp_path / "lake").exists()
+
+
+def said_of(address: str | Path) -> str:
+    with pytest.raises(NotFound) as caught:
+        waited(shards_at(str(address)))
+    assert caught.value.code == "error.segments.none"
+    return caught.value.message
+
+
+def test_address_that_is_a_directory_off_is_told_the_right_one(tmp_path: Path) -> None:
+    lake = tmp_path / "a lake" / "segments"
+    segments_of(lake, 3)
+    assert waited(shards_at(str(lake))) == [SHARD]
+    assert waited(shards_at(lake.as_uri())) == [SHARD]
+    looked = "looked for SHARD/manifest/*.json below it"
+    assert said_of(lake.parent) == f"there are no segments in {lake.parent}: {looked}; they are in {lake}"
+    assert said_of(tmp_path) == f"there are no segments in {tmp_path}: {looked}; they are in {lake}"
+    below = lake / SHARD
+    assert said_of(below) == (
+        f"there are no segments in {below}: {looked}; this is the directory of the shard 'jobs', say {lake}"
+    )
+    assert said_of(below / "segments").endswith("a sink of kind `objects` writes them")
+    assert said_of(lake / "nosuch").endswith("nosuch: there is no such directory")
+    # Beside shards, what lies deeper is somebody else's.
+    segments_of(lake / "copies" / "monday", 3)
+    assert waited(shards_at(str(lake))) == [SHARD]
+
+
+def test_prefix_of_a_bucket_that_is_one_off_is_told_the_right_one(s3: S3Server) -> None:
+    log = FrameLog()
+    write_segments(s3.address("off/events"), [log.commit(2)], **s3.options)
+
+    def said(address: str) -> str:
+        with pytest.raises(NotFound) as caught:
+            waited(shards_at(address, s3.options))
+        return caught.value.message
+
+    assert said(s3.address("off")).endswith(f"; they are in {s3.address('off/events')}")
+    assert said(s3.address("off/events/jobs")).endswith(f"'jobs', say {s3.address('off/events')}")

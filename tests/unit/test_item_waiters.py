@@ -1,0 +1,45 @@
+"""Calls that wait for the end of an item cost the frames of others nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from omnirelay.core import commands as cmd
+from omnirelay.engine.requests import Batch
+from omnirelay.engine.waiting import ItemWaiters
+from tests.builders import Kernel, new_item
+
+
+class Counting(dict[int, Any]):
+    looked_up = 0
+
+    def get(self, key: int, default: Any = None) -> Any:
+        self.looked_up += 1
+        return super().get(key, default)
+
+
+class Seen:
+    """Of a state, the items alone, counting who looks at them."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.items = Counting(kernel.state.items)
+
+
+async def test_a_frame_looks_only_at_items_that_it_may_have_ended() -> None:
+    kernel, waiters = Kernel(), ItemWaiters()
+    ids = kernel.enqueue(*[new_item(str(number)) for number in range(1_000)])
+    calls = {sequence_id: asyncio.get_running_loop().create_future() for sequence_id in ids}
+    for sequence_id, call in calls.items():
+        waiters.add(sequence_id, call)
+    granted = kernel.lease_one()
+    before = len(kernel.events)
+    kernel.complete(granted.token)
+    kernel.do(cmd.CancelItem(ids[7]))
+    kernel.lease(10)
+    batch = Batch()
+    batch.events = kernel.events[before:]
+    seen: Any = Seen(kernel)
+    waiters.answer(seen, batch)
+    assert [future for future, *_ in batch.answers] == [calls[granted.sequence_id], calls[ids[7]]]
+    assert seen.items.looked_up == 2
