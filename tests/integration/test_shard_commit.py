@@ -63,6 +63,40 @@ async def test_a_command_that_changes_nothing_writes_no_frame(kind: str, tmp_pat
     await shard.close()
 
 
+async def test_callers_of_a_crowd_who_come_back_one_after_the_other_share_a_frame() -> None:
+    log = GatedLog(quick=True)
+    shard = await Shard.open(log, clock=FakeClock())
+    await asyncio.gather(*(shard.enqueue(each) for each in items(3)))
+    before = log.statistics().frames
+    calls = []
+    for each in items(5):
+        calls.append(start(shard.enqueue(each)))
+        await asyncio.sleep(0)
+    await soon(asyncio.gather(*calls))
+    assert log.statistics().frames - before == 1
+    await shard.close()
+
+
+async def test_whoever_is_alone_or_one_of_two_does_not_wait_for_company() -> None:
+    async def turns_before_the_disk(answered_before: int) -> int:
+        log = GatedLog(quick=True)
+        shard = await Shard.open(log, clock=FakeClock())
+        await asyncio.gather(*(shard.enqueue(each) for each in items(answered_before)))
+        await settle()
+        tried = len(log.tried)
+        call = start(shard.enqueue(item()))
+        turns = 0
+        while len(log.tried) == tried:
+            await asyncio.sleep(0)
+            turns += 1
+        await soon(call)
+        await shard.close()
+        return turns
+
+    alone, pair, crowd = [await turns_before_the_disk(answered) for answered in (1, 2, 3)]
+    assert alone == pair < crowd
+
+
 async def test_commands_that_come_while_a_frame_is_written_become_the_next_one() -> None:
     log = GatedLog()
     shard = await Shard.open(log, clock=FakeClock())

@@ -56,6 +56,10 @@ INLINE_BYTES_MAX = 64 * 1024
 """Larger frames go to the writer thread: hashing them would hold up the loop, and the next one can be decided while
 they are written."""
 
+CROWD = 3
+"""When a frame has answered so many callers, more of them are on their way. One alone, and one that hands an item to a
+peer that waits, do not wait for company."""
+
 RETURN_MAX = 1_000
 """Most grants that one command returns."""
 
@@ -114,6 +118,8 @@ class Writer:
         self._timer: Timer | None = None
         self._timer_at = 0
         self._task: asyncio.Task[None] | None = None
+        self._answered = 0
+        """How many callers the last frame answered."""
         self._closing = False
 
     # -- coming in -----------------------------------------------------------------------------
@@ -213,8 +219,20 @@ class Writer:
     async def _take_off(self) -> None:
         """Decide what waits and append it; goes on while the state asks for more or the inbox has some."""
         while self._flying is None and (self._inbox or self._due()):
+            if self._answered >= CROWD:
+                await self._let_come()
             batch = self._build()
+            self._answered = len(batch.answers)
             await self._launch(batch)
+
+    async def _let_come(self) -> None:
+        """Give the loop another turn for as long as each brings somebody. Callers who were answered together come back
+        one after the other, and the flush of a frame costs as much as a dozen of them.
+        """
+        seen = -1
+        while seen < len(self._inbox) and self._waiting_events < self._settings.stage_events_min:
+            seen = len(self._inbox)
+            await asyncio.sleep(0)
 
     def _due(self) -> bool:
         return self._time_owed() or self._decider.has_more(self.now_ms()) or self._proof_due()
