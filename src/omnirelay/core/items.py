@@ -128,24 +128,25 @@ class Item:
         request_key: bytes | None,
         order: int,
     ) -> None:
-        self.sequence_id = sequence_id
-        self.payload = payload
-        self.state = state
-        self.stamp = stamp
-        self.attempt = attempt
-        self.priority = priority
-        self.weight = weight
-        self.max_attempts = max_attempts
-        self.enqueued_at = enqueued_at
-        self.not_before = not_before
-        self.size = size
-        self.request_key = request_key
+        # Compiled, this is how it lies in memory. What queues look at comes first, so that they wait for it only once.
         self.order = order
-        self.lease: Lease | None = None
-        self.trail: Trail | None = None
-        self.ended_at = 0
         self.place = 0
         """What queues mark it with."""
+        self.state = state
+        self.priority = priority
+        self.payload = payload
+        self.weight = weight
+        self.stamp = stamp
+        self.sequence_id = sequence_id
+        self.attempt = attempt
+        self.lease: Lease | None = None
+        self.trail: Trail | None = None
+        self.enqueued_at = enqueued_at
+        self.size = size
+        self.ended_at = 0
+        self.request_key = request_key
+        self.not_before = not_before
+        self.max_attempts = max_attempts
 
     def with_trail(self) -> Trail:
         trail = self.trail

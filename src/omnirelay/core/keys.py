@@ -21,10 +21,14 @@ _CLASS_SHIFT: Final = 56
 class Key(Waiting):
     """One resource or partition that has something pending or leased, with those that wait there."""
 
-    __slots__ = ("limit", "name", "resource_type", "running", "standing", "used")
+    __slots__ = ("limit", "name", "rank", "resource_type", "running", "standing", "used")
 
     def __init__(self, resource_type: str, name: str, limit: int | None) -> None:
         super().__init__()
+        self.standing: Item | None = None
+        """Who has the key: stands in the schedule or, when the key is exclusive, is leased."""
+        self.rank = 0
+        """The rank of that item, which is not looked at when somebody comes who is behind it."""
         self.resource_type = resource_type
         """Empty when partitions are the keys."""
         self.name = name
@@ -33,8 +37,6 @@ class Key(Waiting):
         """Weight of its live leases, where there is a limit."""
         self.running = 0
         """How many of its items are leased, other than the one that has an exclusive key."""
-        self.standing: Item | None = None
-        """Who has the key: stands in the schedule or, when the key is exclusive, is leased."""
 
 
 class Keys:
@@ -86,7 +88,7 @@ class Keys:
             return found
         key = self._make(resource_type, name)
         if key is not None and found is not None:
-            key.standing = found
+            self.give(key, found)
         return key
 
     def _names(self, item: Item) -> tuple[str, str]:
@@ -130,7 +132,7 @@ class Keys:
             name = self._names(found)[1]
             limit = self._limit_of(resource_type, name) if self._limits else None
             key = keys[name] = Key(resource_type, name, limit)
-            key.standing = found
+            self.give(key, found)
         if self._by_resource:
             item.payload.resource_id = key.name
         return key
@@ -160,7 +162,7 @@ class Keys:
             key.running += 1
             key.used += item.weight
         elif key.standing is None:
-            key.standing = item
+            self.give(key, item)
         elif key.standing is not item:
             # Leased before keys became exclusive.
             key.running += 1
@@ -183,6 +185,11 @@ class Keys:
         return not self.has_room(key, item)
 
     # -- who stands ----------------------------------------------------------------------------
+
+    def give(self, key: Key, item: Item) -> None:
+        """The item has the key from now on."""
+        key.standing = item
+        key.rank = self.rank(item)
 
     def has_room(self, key: Key, item: Item) -> bool:
         if not key.running:
@@ -207,4 +214,4 @@ class Keys:
 
     def precedes_standing(self, key: Key, item: Item) -> bool:
         standing = key.standing
-        return standing is not None and standing.state == READY and self.rank(item) < self.rank(standing)
+        return standing is not None and self.rank(item) < key.rank and standing.state == READY

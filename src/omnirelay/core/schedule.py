@@ -192,7 +192,7 @@ class Schedule:
                     self._join_key(key, item, now_ms)
                     self._settle_key(key, now_ms)
                     return
-                key.standing = item
+                self.keys.give(key, item)
         if ready:
             self.stand(item, now_ms)
 
@@ -386,7 +386,7 @@ class Schedule:
             head = keys.head(key)
             if head is not None:
                 key.take_first()
-                key.standing = head
+                keys.give(key, head)
                 self.stand(head, now_ms)
                 return
             keys.forget_unused(key)
