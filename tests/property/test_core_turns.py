@@ -49,7 +49,7 @@ def test_the_first_is_always_the_one_with_the_lowest_time_and_name(taken: list[t
             turns.start_over()
             assert turns.floor == turns.highest
         assert turns.live == sum(each.offering for each in members)
-        assert turns.first is first_of(members)
+        assert turns.first == first_of(members)
         if not turns.still:
             assert turns.least() == turns.first.time
 
@@ -61,7 +61,7 @@ def test_turns_that_go_on_for_long_leave_nothing_behind(costs: list[int]) -> Non
         turns.join(member)
     for number in range(500):
         first = turns.first
-        assert first is first_of(members)
+        assert first == first_of(members)
         turns.charge(first, costs[members.index(first)], True)
         away = members[number % len(members)]
         if len(members) > 1:
