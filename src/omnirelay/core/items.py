@@ -196,11 +196,27 @@ def intern_strings(payload: Payload) -> int:
     return size
 
 
-_single: Final[dict[tuple[str, str], dict[str, str]]] = {}
-"""Maps of one attribute. Most items that have any have a tenant, and a map is as large as the item itself."""
+_single: Final[dict[str, dict[str, dict[str, str]]]] = {}
+"""Maps of one attribute, by its name and value. Most items that have any have a tenant, and a map is as large as the item
+itself."""
 
 _SINGLE_MAX: Final = 16_384
-"""So many are shared; then it begins anew, because they may be names that never come back."""
+"""So many values of a name are shared; then it begins anew, because they may be ones that never come back …"""
+
+_NAMES_MAX: Final = 64
+"""… and so many names."""
+
+
+def _share_single(name: str, value: str) -> dict[str, str]:
+    values = _single.get(name)
+    if values is None:
+        if len(_single) >= _NAMES_MAX:
+            _single.clear()
+        values = _single[_intern(name)] = {}
+    elif len(values) >= _SINGLE_MAX:
+        values.clear()
+    known = values[_intern(value)] = {_intern(name): _intern(value)}
+    return known
 
 
 def share_attributes(payload: Payload, attributes: dict[str, str]) -> int:
@@ -210,13 +226,9 @@ def share_attributes(payload: Payload, attributes: dict[str, str]) -> int:
     if len(attributes) == 1:
         for name, value in attributes.items():
             size = len(name) + len(value)
-            pair = (name, value)
-            known = _single.get(pair)
-            if known is None:
-                if len(_single) >= _SINGLE_MAX:
-                    _single.clear()
-                known = _single[pair] = {_intern(name): _intern(value)}
-            payload.attributes = known
+            values = _single.get(name)
+            known = None if values is None else values.get(value)
+            payload.attributes = _share_single(name, value) if known is None else known
         return size
     anew = type(attributes) is not dict or not attributes
     for name, value in attributes.items():

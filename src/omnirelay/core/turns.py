@@ -13,7 +13,7 @@ begins, and whoever has had a turn goes to the end of a later one.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Any, Final
@@ -25,6 +25,7 @@ _SLACK: Final = 16
 """Stale entries tolerated before a clean-up."""
 
 # What every turn asks for; compiled code would look a name up in its module each time.
+_bisect: Final = bisect
 _heappop: Final = heappop
 _heappush: Final = heappush
 _name: Final = attrgetter("name")
@@ -48,13 +49,28 @@ class Turns:
     an entry is stale when its member is not in any more or has another time than the round. The first is never stale.
     """
 
-    __slots__ = ("_at", "_entries", "_later", "_round", "_time", "_times", "first", "floor", "highest", "live", "still")
+    __slots__ = (
+        "_at",
+        "_entries",
+        "_later",
+        "_names",
+        "_round",
+        "_time",
+        "_times",
+        "first",
+        "floor",
+        "highest",
+        "live",
+        "still",
+    )
 
     def __init__(self) -> None:
         self.first: Any = None
         """The member whose turn it is. They are lanes or shares; whoever takes one out says which."""
         self._round: list[Any] = []
         """Members by name, from `_at` on; empty while nobody has company."""
+        self._names: list[str] = []
+        """Their names, as soon as somebody joins this round; or empty."""
         self._at = 0
         self._time = 0
         """The time they have."""
@@ -136,12 +152,14 @@ class Turns:
 
     def _begin(self, member: Member) -> None:
         self._round = [member]
+        self._names = []
         self._at = 0
         self._time = member.time
         self._entries = 1
 
     def _clear(self) -> None:
         self._round.clear()
+        self._names.clear()
         self._at = 0
         self._later.clear()
         self._times.clear()
@@ -154,12 +172,18 @@ class Turns:
         if time > self._time:
             self._put_off(time, member)
         elif time == self._time:
-            insort(self._round, member, self._at, key=_name)
+            names = self._names
+            if not names:
+                names = self._names = [each.name for each in self._round]
+            place = _bisect(names, member.name, self._at)
+            names.insert(place, member.name)
+            self._round.insert(place, member)
         else:
             # Where time stands still, one may join before all others.
             for other in self._round[self._at :]:
                 self._put_off(self._time, other)
             self._round = [member]
+            self._names = []
             self._at = 0
             self._time = time
 
@@ -180,6 +204,7 @@ class Turns:
             if at == len(members):
                 time = self._time = _heappop(self._times)
                 members = self._round = self._later.pop(time)
+                self._names = []
                 if len(members) > 1:
                     members.sort(key=_name)
                 at = 0
