@@ -271,6 +271,6 @@ if __name__ == "__main__":
     else:
         parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--quick", action="store_true", help="two depths and one pass, for a first look")
-        parser.add_argument("--passes", type=int, default=3, help="how often everything is measured, in turn; default: 3")
+        parser.add_argument("--passes", type=int, default=3, help="how often everything is measured; default: 3")
         parser.add_argument("--directory", help="where to write (a real disk); default: the temporary directory")
         main(parser.parse_args())

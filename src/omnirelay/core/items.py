@@ -197,8 +197,8 @@ def intern_strings(payload: Payload) -> int:
 
 
 _single: Final[dict[str, dict[str, dict[str, str]]]] = {}
-"""Maps of one attribute, by its name and value. Most items that have any have a tenant, and a map is as large as the item
-itself."""
+"""Maps of one attribute, by its name and value. Most items that have any have a tenant, and a map is as large as the
+item itself."""
 
 _SINGLE_MAX: Final = 16_384
 """So many values of a name are shared; then it begins anew, because they may be ones that never come back …"""
