@@ -1,6 +1,6 @@
 """What the gates cost: cycles with all of them off and on, few and many pending, core plain and compiled, side by side.
 
-    python -m benchmarks.gates [--quick] [--directory DIR]
+    python -m benchmarks.gates [--quick] [--passes N] [--directory DIR]
 
 "On" is 10 classes, 1,000 tenants, 10,000 exclusive keys, 100 limited resource types, and 100,000 items behind one key
 that is held all the time. A key belongs to one tenant and one type, as a table does; classes are drawn per item. Every
@@ -260,7 +260,7 @@ def main(arguments: argparse.Namespace) -> None:
         print(f"core compiled in {time.perf_counter() - started:.0f} s")
         depths = (1_000, 100_000) if arguments.quick else (1_000, 10_000, 100_000, 1_000_000)
         libraries = {"plain": ROOT / "src", "compiled": compiled}
-        compare(libraries, depths, 1 if arguments.quick else 3, work)
+        compare(libraries, depths, 1 if arguments.quick else arguments.passes, work)
     finally:
         shutil.rmtree(work)
 
@@ -271,5 +271,6 @@ if __name__ == "__main__":
     else:
         parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--quick", action="store_true", help="two depths and one pass, for a first look")
+        parser.add_argument("--passes", type=int, default=3, help="how often everything is measured; default: 3")
         parser.add_argument("--directory", help="where to write (a real disk); default: the temporary directory")
         main(parser.parse_args())

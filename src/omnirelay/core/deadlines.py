@@ -17,30 +17,40 @@ _SLACK: Final = 64
 
 
 class Deadlines:
-    __slots__ = ("_by_deadline", "_order", "live")
+    __slots__ = ("_by_deadline", "_deadline", "_items", "_order", "live")
 
     def __init__(self) -> None:
         self._by_deadline: dict[int, dict[int, Item]] = {}
         self._order: list[int] = []
         """A heap of deadlines. Those that nobody has any more are dropped when they are first or too many, and one that
         came back stands in it twice."""
+        self._deadline = -1
+        self._items: dict[int, Item] = {}
+        """The deadline that was last asked for, and its table: one call's leases mostly come and go together."""
         self.live = 0
 
     def enter(self, deadline: int, item: Item) -> None:
-        items = self._by_deadline.get(deadline)
-        if items is None:
-            items = self._by_deadline[deadline] = {}
-            heappush(self._order, deadline)
-        items[item.sequence_id] = item
+        if deadline != self._deadline:
+            items = self._by_deadline.get(deadline)
+            if items is None:
+                items = self._by_deadline[deadline] = {}
+                heappush(self._order, deadline)
+            self._deadline = deadline
+            self._items = items
+        self._items[item.sequence_id] = item
         self.live += 1
 
     def leave(self, deadline: int, item: Item) -> None:
         """The item is here under that deadline."""
-        items = self._by_deadline[deadline]
+        if deadline != self._deadline:
+            self._items = self._by_deadline[deadline]
+            self._deadline = deadline
+        items = self._items
         del items[item.sequence_id]
         self.live -= 1
         if not items:
             del self._by_deadline[deadline]
+            self._deadline = -1
             self._settle()
 
     def _settle(self) -> None:

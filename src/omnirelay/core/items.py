@@ -128,24 +128,25 @@ class Item:
         request_key: bytes | None,
         order: int,
     ) -> None:
-        self.sequence_id = sequence_id
-        self.payload = payload
-        self.state = state
-        self.stamp = stamp
-        self.attempt = attempt
-        self.priority = priority
-        self.weight = weight
-        self.max_attempts = max_attempts
-        self.enqueued_at = enqueued_at
-        self.not_before = not_before
-        self.size = size
-        self.request_key = request_key
+        # Compiled, this is how it lies in memory. What queues look at comes first, so that they wait for it only once.
         self.order = order
-        self.lease: Lease | None = None
-        self.trail: Trail | None = None
-        self.ended_at = 0
         self.place = 0
         """What queues mark it with."""
+        self.state = state
+        self.priority = priority
+        self.payload = payload
+        self.weight = weight
+        self.stamp = stamp
+        self.sequence_id = sequence_id
+        self.attempt = attempt
+        self.lease: Lease | None = None
+        self.trail: Trail | None = None
+        self.enqueued_at = enqueued_at
+        self.size = size
+        self.ended_at = 0
+        self.request_key = request_key
+        self.not_before = not_before
+        self.max_attempts = max_attempts
 
     def with_trail(self) -> Trail:
         trail = self.trail
@@ -195,11 +196,27 @@ def intern_strings(payload: Payload) -> int:
     return size
 
 
-_single: Final[dict[tuple[str, str], dict[str, str]]] = {}
-"""Maps of one attribute. Most items that have any have a tenant, and a map is as large as the item itself."""
+_single: Final[dict[str, dict[str, dict[str, str]]]] = {}
+"""Maps of one attribute, by its name and value. Most items that have any have a tenant, and a map is as large as the
+item itself."""
 
 _SINGLE_MAX: Final = 16_384
-"""So many are shared; then it begins anew, because they may be names that never come back."""
+"""So many values of a name are shared; then it begins anew, because they may be ones that never come back …"""
+
+_NAMES_MAX: Final = 64
+"""… and so many names."""
+
+
+def _share_single(name: str, value: str) -> dict[str, str]:
+    values = _single.get(name)
+    if values is None:
+        if len(_single) >= _NAMES_MAX:
+            _single.clear()
+        values = _single[_intern(name)] = {}
+    elif len(values) >= _SINGLE_MAX:
+        values.clear()
+    known = values[_intern(value)] = {_intern(name): _intern(value)}
+    return known
 
 
 def share_attributes(payload: Payload, attributes: dict[str, str]) -> int:
@@ -209,13 +226,9 @@ def share_attributes(payload: Payload, attributes: dict[str, str]) -> int:
     if len(attributes) == 1:
         for name, value in attributes.items():
             size = len(name) + len(value)
-            pair = (name, value)
-            known = _single.get(pair)
-            if known is None:
-                if len(_single) >= _SINGLE_MAX:
-                    _single.clear()
-                known = _single[pair] = {_intern(name): _intern(value)}
-            payload.attributes = known
+            values = _single.get(name)
+            known = None if values is None else values.get(value)
+            payload.attributes = _share_single(name, value) if known is None else known
         return size
     anew = type(attributes) is not dict or not attributes
     for name, value in attributes.items():

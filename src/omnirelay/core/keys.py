@@ -18,12 +18,17 @@ _CLASS_SHIFT: Final = 56
 """Ranks put the class above the order; no number of generations takes an order that far."""
 
 
-class Key:
-    """One resource or partition that has something pending or leased."""
+class Key(Waiting):
+    """One resource or partition that has something pending or leased, with those that wait there."""
 
-    __slots__ = ("limit", "name", "resource_type", "running", "standing", "used", "waiting")
+    __slots__ = ("limit", "name", "rank", "resource_type", "running", "standing", "used")
 
     def __init__(self, resource_type: str, name: str, limit: int | None) -> None:
+        super().__init__()
+        self.standing: Item | None = None
+        """Who has the key: stands in the schedule or, when the key is exclusive, is leased."""
+        self.rank = 0
+        """The rank of that item, which is not looked at when somebody comes who is behind it."""
         self.resource_type = resource_type
         """Empty when partitions are the keys."""
         self.name = name
@@ -32,9 +37,6 @@ class Key:
         """Weight of its live leases, where there is a limit."""
         self.running = 0
         """How many of its items are leased, other than the one that has an exclusive key."""
-        self.standing: Item | None = None
-        """Who has the key: stands in the schedule or, when the key is exclusive, is leased."""
-        self.waiting: Waiting | None = None
 
 
 class Keys:
@@ -86,7 +88,7 @@ class Keys:
             return found
         key = self._make(resource_type, name)
         if key is not None and found is not None:
-            key.standing = found
+            self.give(key, found)
         return key
 
     def _names(self, item: Item) -> tuple[str, str]:
@@ -96,22 +98,23 @@ class Keys:
         return "", payload.partition
 
     def _make(self, resource_type: str, name: str) -> Key | None:
-        limit: int | None = None
-        if self._limits:
-            limit = limit_of(self._limits, f"{resource_type}/{name}" if self._by_resource else name)
+        limit = self._limit_of(resource_type, name) if self._limits else None
         if limit is None and not self.exclusive:
             return None
         key = self._by_type.setdefault(resource_type, {})[name] = Key(resource_type, name, limit)
         return key
 
+    def _limit_of(self, resource_type: str, name: str) -> int | None:
+        return limit_of(self._limits, f"{resource_type}/{name}" if self._by_resource else name)
+
     def forget_unused(self, key: Key) -> None:
-        if key.standing is None and key.waiting is None and not key.running:
+        if key.standing is None and not key.live and not key.running:
             del self._by_type[key.resource_type][key.name]
 
     # -- who has an exclusive key --------------------------------------------------------------
 
-    def claim(self, item: Item, resource_type: str, resource_id: str, partition_key: str | None) -> bool:
-        """Give a new item its exclusive key if it is the only one there."""
+    def claim(self, item: Item, resource_type: str, resource_id: str, partition_key: str | None) -> Key | None:
+        """Give a new item its exclusive key if it is the only one there, else return the key it comes to."""
         if not self._by_resource:
             resource_type = ""
             if partition_key is not None:
@@ -119,7 +122,20 @@ class Keys:
         keys = self._by_type.get(resource_type)
         if keys is None:
             keys = self._by_type[resource_type] = {}
-        return keys.setdefault(resource_id, item) is item
+        found = keys.setdefault(resource_id, item)
+        if found is item:
+            return None
+        if isinstance(found, Key):
+            key = found
+        else:
+            # By the text that is the table's already: whoever has the same object is found without reading it.
+            name = self._names(found)[1]
+            limit = self._limit_of(resource_type, name) if self._limits else None
+            key = keys[name] = Key(resource_type, name, limit)
+            self.give(key, found)
+        if self._by_resource:
+            item.payload.resource_id = key.name
+        return key
 
     def give_up(self, item: Item, resource_type: str) -> Key | None:
         """The lease of an item that has ended held its exclusive key; returns that if there are others."""
@@ -146,7 +162,7 @@ class Keys:
             key.running += 1
             key.used += item.weight
         elif key.standing is None:
-            key.standing = item
+            self.give(key, item)
         elif key.standing is not item:
             # Leased before keys became exclusive.
             key.running += 1
@@ -170,6 +186,11 @@ class Keys:
 
     # -- who stands ----------------------------------------------------------------------------
 
+    def give(self, key: Key, item: Item) -> None:
+        """The item has the key from now on."""
+        key.standing = item
+        key.rank = self.rank(item)
+
     def has_room(self, key: Key, item: Item) -> bool:
         if not key.running:
             return True
@@ -177,35 +198,20 @@ class Keys:
 
     def head(self, key: Key) -> Item | None:
         """The first of those that wait, when it may stand now."""
-        waiting = key.waiting
-        if waiting is None:
+        if not key.live:
             return None
-        item = waiting.first()
+        item = key.first()
         if item is None or item.state != READY or not self.has_room(key, item):
             return None
         return item
 
     def wait(self, key: Key, item: Item) -> None:
-        waiting = key.waiting
-        if waiting is None:
-            waiting = key.waiting = Waiting()
-        waiting.push(0 if self._fifo else item.priority, item)
+        key.push(0 if self._fifo else item.priority, item)
 
     def no_longer_waits(self, key: Key, item: Item) -> None:
         """The item has a new stamp: it left the key, or comes in again."""
-        waiting = key.waiting
-        assert waiting is not None, "what does not stand waits"
-        waiting.left(0 if self._fifo else item.priority, item)
-        if not waiting.live:
-            key.waiting = None
-
-    def take_head(self, key: Key) -> None:
-        waiting = key.waiting
-        assert waiting is not None
-        waiting.take_first()
-        if not waiting.live:
-            key.waiting = None
+        key.left(0 if self._fifo else item.priority, item)
 
     def precedes_standing(self, key: Key, item: Item) -> bool:
         standing = key.standing
-        return standing is not None and standing.state == READY and self.rank(item) < self.rank(standing)
+        return standing is not None and self.rank(item) < key.rank and standing.state == READY

@@ -1,10 +1,11 @@
 """A queue in order that is O(1) when items arrive in order, and O(log n) otherwise.
 
-Items mostly come in order: ids rise, and so do the ends of delays. Those go to the end of a list, the run. What comes
-out of order (a retry, a released item, a shorter delay) goes to a heap beside it; the first of the queue is the smaller
-of the two heads. Nothing is searched for: an item that leaves from the middle stays where it is in the run, marked as
-left behind, and is dropped when it reaches a head, an end, or when those outnumber the others. Its entry in a heap
-is known to be stale by the item's stamp, which has changed.
+Items mostly come in order: ids rise, and so do the ends of delays. Those go to the end of a list, the run, and the one
+before them is not even looked at: where there are many queues, it lies cold. What belongs to the front of the run or
+near its end is put there. Anything else that is out of order (a retry, a released item, a shorter delay) goes to a heap
+beside it; the first of the queue is the smaller of the two heads. Nothing is searched for: an item that leaves from the
+middle stays where it is in the run, marked as left behind, and is dropped when it reaches the head or when those
+outnumber the others. Its entry in a heap is known to be stale by the item's stamp, which has changed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ left; until it is dropped there, it goes to heaps, or the run would take it for 
 _SLACK: Final = 64
 """Stale entries tolerated before a clean-up, so that small queues never pay for one."""
 
+_NEAR: Final = 16
+"""So many places from the end of a run something that is out of order may go …"""
+
+_MOVED_MAX: Final = 1_024
+"""… and so many items may have to move for one that goes to the front."""
+
 # What most pushes and takes ask for; compiled code would look a name up in its module each time.
 _heappop: Final = heappop
 _heappush: Final = heappush
@@ -40,7 +47,7 @@ class OrderedQueue:
     An item that is alone has no entry: there are thousands of queues, and most never hold a second one.
     """
 
-    __slots__ = ("_alone", "_heap", "_mark", "_run", "_start", "live")
+    __slots__ = ("_alone", "_heap", "_last", "_mark", "_run", "_start", "live")
 
     def __init__(self, *, by_time: bool = False) -> None:
         self._mark = _BY_TIME if by_time else _BY_ORDER
@@ -49,6 +56,8 @@ class OrderedQueue:
         """Items in order from `_start` on, of which the first is in the queue. Where keys have queues there are too
         many for a deque in each."""
         self._start = 0
+        self._last = 0
+        """No key in the run is above this."""
         self._heap: list[Entry] | None = None
         self.live = 0
 
@@ -84,42 +93,41 @@ class OrderedQueue:
             self._put_in_heap(item)
             return
         run = self._run
+        key = self._key(item)
         if run is None:
             self._run = [item]
-        else:
-            last: Item = run[-1]
-            if not last.place & mark:
-                last = self._drop_last(run)
-            if not self._precedes(last, item):
-                self._push_aside(run, last, item)
-                return
+            self._last = key
+        elif key > self._last:
             run.append(item)
+            self._last = key
+        elif not self._fit_in(run, item):
+            self._put_in_heap(item)
+            return
         item.place |= mark
 
-    def _drop_last(self, run: list[Any]) -> Item:
-        """Drop what was left behind at the end; returns the last that is in, as the first always is."""
+    def _fit_in(self, run: list[Any], item: Item) -> bool:
+        """Put an item that is out of order into the run, if its place is the front or near the end."""
+        start = self._start
+        first: Item = run[start]
+        if self._precedes(item, first):
+            if start:
+                self._start = start = start - 1
+                run[start] = item
+            elif len(run) <= _MOVED_MAX:
+                run.insert(0, item)
+            else:
+                return False
+            return True
         mark = self._mark
-        while True:
-            last: Item = run[-1]
-            if last.place & mark:
-                return last
-            last.place &= ~(mark << 1)
-            run.pop()
-
-    def _push_aside(self, run: list[Any], last: Item, item: Item) -> None:
-        """Out of order: one of the two goes to the heap. When only the last of the run is in the way, it is that one
-        (a delay that is longer than most, say), or all that come after it would be out of order too."""
-        mark = self._mark
-        only_last = len(run) - self._start == 1
-        if not only_last:
-            before: Item = run[-2]
-            only_last = bool(before.place & mark) and self._precedes(before, item)
-        if only_last:
-            run[-1] = item
-            item.place |= mark
-            last.place &= ~mark
-            item = last
-        self._put_in_heap(item)
+        at = len(run)
+        stop = at - _NEAR if at - _NEAR > start else start
+        while at > stop:
+            other: Item = run[at - 1]
+            if other.place & mark and self._precedes(other, item):
+                run.insert(at, item)
+                return True
+            at -= 1
+        return False
 
     def _put_in_heap(self, item: Item) -> None:
         entry: Entry = (self._key(item), item.sequence_id, item.stamp, item)
@@ -241,6 +249,7 @@ class OrderedQueue:
         heapify(heap)
         self._run = run or None
         self._start = 0
+        self._last = self._key(run[-1]) if run else 0
         self._heap = heap or None
 
     def _place(self, item: Item) -> tuple[int, int]:

@@ -165,8 +165,14 @@ class Schedule:
         """A new item is ready: `admit` for what comes most often, told what it would have to read from the payload."""
         if self.keyed:
             keys = self.keys
-            if not keys.exclusive or not keys.claim(item, resource_type, resource_id, partition_key):
+            if not keys.exclusive:
                 self.admit(item, now_ms)
+                return
+            key = keys.claim(item, resource_type, resource_id, partition_key)
+            if key is not None:
+                self._join_key(key, item, now_ms)
+                if key.standing is None:
+                    self._settle_key(key, now_ms)
                 return
         tenant = "" if attributes is None else attributes.get(self._tenant_attribute, "")
         priority = item.priority
@@ -182,11 +188,11 @@ class Schedule:
         if self.keyed and (ready or self.keys.holds_delayed):
             key = self.keys.of(item)
             if key is not None:
-                if not ready or key.standing is not None or key.waiting is not None or key.running:
+                if not ready or key.standing is not None or key.live or key.running:
                     self._join_key(key, item, now_ms)
                     self._settle_key(key, now_ms)
                     return
-                key.standing = item
+                self.keys.give(key, item)
         if ready:
             self.stand(item, now_ms)
 
@@ -379,8 +385,8 @@ class Schedule:
         if key.standing is None:
             head = keys.head(key)
             if head is not None:
-                keys.take_head(key)
-                key.standing = head
+                key.take_first()
+                keys.give(key, head)
                 self.stand(head, now_ms)
                 return
             keys.forget_unused(key)

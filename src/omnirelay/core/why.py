@@ -102,8 +102,7 @@ def _key_gates(state: State, item: Item) -> list[Gate]:
     rank = keys.rank(item)
     first = _standing_before(keys, item)
     before = [] if first is None else [first]
-    if key.waiting is not None:
-        before += takewhile(lambda other: keys.rank(other) < rank, key.waiting)
+    before += takewhile(lambda other: keys.rank(other) < rank, key.in_order())
     if before:
         gates.append(
             Gate(
