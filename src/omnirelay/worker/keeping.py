@@ -135,7 +135,7 @@ class Keeper:
         self._lasted = False
         """The last stream has outlived the moment at which a node refuses: that it ended is no failure to connect."""
         self.heard_at = time.monotonic()
-        """When the node last answered anything, in monotonic seconds: a machine that was suspended has missed nothing."""
+        """When the node last answered anything; in monotonic seconds, as nobody is silent to a machine that sleeps."""
         self.last_error: str | None = None
         self._said: str | None = None
         self._said_at = 0.0
