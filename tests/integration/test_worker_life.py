@@ -325,6 +325,26 @@ async def test_a_lease_that_a_suspended_machine_outlived_is_lost_as_soon_as_it_w
         assert worker.health().ok
 
 
+async def test_a_worker_comes_back_no_sooner_than_the_node_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+
+    def pause(attempt: int, asked_ms: int | None) -> float:
+        asked.append(asked_ms)
+        return 1.0
+
+    monkeypatch.setattr("omnirelay.worker.keeping.pause_ms", pause)
+    handlers = Handlers()
+    handlers.handle("job")(lambda job: None)
+    async with running_node() as node:
+        node.dispatcher.draining = True
+        async with working(handlers, node.url):
+            await until(lambda: 1_000 in asked)
+            node.dispatcher.draining = False
+            async with Client(node.url) as client:
+                item = await ended(client, (await client.enqueue("job", "x")).sequence_id)
+                assert item.state == "completed"
+
+
 async def test_a_worker_connects_again_as_quickly_as_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy that cuts connections every hour makes it no slower."""
     pauses: list[int] = []

@@ -180,7 +180,14 @@ def refusal(http: int, body: Any, namespace: str) -> Refusal:
     if code == "unimplemented":
         message += f"; does the node serve the namespace {namespace!r}? (`omnirelay introspect` lists them)"
     metadata = body.get("metadata")
-    return Refusal(http, message, code, metadata if isinstance(metadata, dict) else None)
+    retry_after_ms = body.get("retryAfterMs")
+    return Refusal(
+        http,
+        message,
+        code,
+        metadata if isinstance(metadata, dict) else None,
+        retry_after_ms if isinstance(retry_after_ms, int) else None,
+    )
 
 
 def _refusal_in_stream(body: dict[str, Any]) -> Refusal:

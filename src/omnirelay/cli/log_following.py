@@ -25,6 +25,7 @@ def follow_node(url: str, namespace: str, first: int | None, take: Callable[[byt
         log.look()
         failures = 0
         while True:
+            asked_ms: int | None = None
             try:
                 if failures:
                     log.look()
@@ -36,10 +37,11 @@ def follow_node(url: str, namespace: str, first: int | None, take: Callable[[byt
                 if not _may_come_back(stop):
                     raise
                 away = stop.message
+                asked_ms = stop.retry_after_ms if isinstance(stop, Refusal) else None
             if not failures:
                 note(f"{away}; waiting for the node, to go on with event {log.next}")
             failures += 1
-            threading.Event().wait(pause_ms(min(failures, 6), None) / 1000)
+            threading.Event().wait(pause_ms(min(failures, 6), asked_ms) / 1000)
 
 
 def _may_come_back(stop: Stop) -> bool:

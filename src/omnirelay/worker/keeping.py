@@ -188,6 +188,7 @@ class Keeper:
         failures = 0
         while True:
             self._lasted = False
+            asked_ms: int | None = None
             try:
                 if not await self._stream_leases():
                     await self._poll_leases()
@@ -195,12 +196,13 @@ class Keeper:
             except OmniRelayError as error:
                 self._disconnected(error.message)
                 failures = 1 if self._lasted else failures + 1
+                asked_ms = error.retry_after_ms
             except Exception as error:
                 # Nobody would notice that no more leases come: whatever it is, it is worth another try.
                 _log.exception("worker_connection_failed", extra={"url": self._shown_url})
                 self.last_error = repr(error)
                 failures += 1
-            await asyncio.sleep(pause_ms(min(failures, 6), None) / 1000)
+            await asyncio.sleep(pause_ms(min(failures, 6), asked_ms) / 1000)
 
     def _disconnected(self, reason: str) -> None:
         """Say so, but not each time: a node that refuses what this worker asks for does so again and again."""
