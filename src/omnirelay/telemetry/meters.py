@@ -67,7 +67,7 @@ class ShardMeter:
         self._granted: dict[int, int] = {}
         """When each live lease was granted, by its item. Leases of before the start are not followed."""
         self._due: dict[int, int] = {}
-        """From when items could run that were delayed, handed back or restored, by their id; others can as they come."""
+        """From when items could run that were delayed, handed back or restored, by id; others can as they come."""
         self._seen = (0, 0, 0)
 
     def take_delayed(self, items: Iterable[Item]) -> None:
