@@ -13,11 +13,11 @@ from tests.cli.conftest import Relay
 
 
 class Refused:
-    """An answer that is an error."""
+    """An answer that is an error, of a node unless it has another `body`."""
 
-    def __init__(self, http: int, code: str, metadata: dict[str, str]) -> None:
+    def __init__(self, http: int, code: str, metadata: dict[str, str], body: bytes | None = None) -> None:
         self.http = http
-        self.body = json.dumps({"code": code, "message": "no", "metadata": metadata}).encode()
+        self.body = body or json.dumps({"code": code, "message": "no", "metadata": metadata}).encode()
 
 
 Answer = bytes | None | Refused | Callable[[], bytes | None]

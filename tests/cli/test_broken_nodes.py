@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.cli.scripted import server
+from tests.cli.scripted import Refused, server
 
 
 def test_what_was_drained_before_the_node_broke_off_is_in_the_file(tmp_path: Path) -> None:
@@ -40,3 +40,10 @@ def test_server_that_is_no_node_is_recognised() -> None:
         said = relay.run("stats")
     assert said.code == 1
     assert "is not an OmniRelay node" in said.err
+
+
+def test_proxy_whose_node_is_away_is_not_reachable() -> None:
+    with server(Refused(502, "", {}, body=b"<html>")) as relay:
+        said = relay.run("stats")
+    assert said.code == 3
+    assert "answers HTTP 502 in place of a node" in said.err

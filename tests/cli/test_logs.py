@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
+import httpx
 import pytest
 
 from omnirelay.log.files import WriterLock
@@ -77,15 +78,70 @@ def test_tail_follows_new_events(relay: Relay) -> None:
     assert tail.returncode == 130
 
 
-def test_tail_ends_with_3_when_the_node_stops(tmp_path: Path) -> None:
-    with DevNode("--ephemeral") as node:
+def test_tail_goes_on_behind_the_last_event_when_the_node_is_back(tmp_path: Path) -> None:
+    with DevNode("--data", tmp_path) as node:
+        port = node.url.rpartition(":")[2]
         tail = spawned("log", "tail", "--from", 1, "-o", "jsonl", "--url", node.url)
         assert tail.stdout is not None
+        assert tail.stderr is not None
         assert json.loads(tail.stdout.readline())["eventType"] == "LeaderElected"
+        Relay(node.url, DEFAULT).enqueue()
+        assert json.loads(tail.stdout.readline())["eventType"] == "Enqueue"
+        assert node.stop(signal.SIGKILL) == -signal.SIGKILL
+        assert tail.stderr.readline().endswith("; waiting for the node, to go on with event 3\n")
+    with DevNode("--data", tmp_path, "--port", port) as node:
+        Relay(node.url, DEFAULT).enqueue()
+        seen = [json.loads(tail.stdout.readline()) for _ in range(2)]
+        assert [event["eventType"] for event in seen] == ["LeaderElected", "Enqueue"]
+        assert [event["sequenceNumber"] for event in seen] == [3, 4]
         assert node.stop() == 0
+        assert "the node ended the stream; waiting for the node" in tail.stderr.readline()
+    tail.send_signal(signal.SIGINT)
+    assert tail.communicate(timeout=PATIENCE_S)[0] == ""
+    assert tail.returncode == 130
+
+
+def test_tail_from_now_on_shows_what_happened_before_it_was_connected_again(tmp_path: Path) -> None:
+    """Nothing had come yet when the connection broke: what is next was decided before."""
+    with DevNode("--data", tmp_path) as node:
+        port = node.url.rpartition(":")[2]
+        relay = Relay(node.url, DEFAULT)
+        relay.enqueue()
+        tail = spawned("log", "tail", "--types", "Enqueue", "-o", "jsonl", "--url", node.url)
+        assert tail.stdout is not None
+        assert tail.stderr is not None
+        watched = 'omnirelay_rpc_requests_total{procedure="resourcelease::stats"'
+        while watched not in httpx.get(f"{node.url}/metrics").text:
+            assert tail.poll() is None
+        assert node.stop(signal.SIGKILL) == -signal.SIGKILL
+        assert tail.stderr.readline().endswith("; waiting for the node, to go on with event 3\n")
+    with DevNode("--data", tmp_path, "--port", port) as node:
+        Relay(node.url, DEFAULT).enqueue()
+        assert json.loads(tail.stdout.readline())["sequenceNumber"] == 4
+        tail.send_signal(signal.SIGTERM)
+        tail.communicate(timeout=PATIENCE_S)
+
+
+def test_tail_does_not_go_on_in_another_log() -> None:
+    with DevNode("--ephemeral") as node:
+        port = node.url.rpartition(":")[2]
+        relay = Relay(node.url, DEFAULT)
+        relay.enqueue()
+        tail = spawned("log", "tail", "--from", 2, "-o", "jsonl", "--url", node.url)
+        assert tail.stdout is not None
+        assert json.loads(tail.stdout.readline())["sequenceNumber"] == 2
+        assert node.stop() == 0
+    with DevNode("--ephemeral", "--port", port):
         _, err = tail.communicate(timeout=PATIENCE_S)
-    assert tail.returncode == 3
-    assert err == "error: the node ended the stream; go on with --from 2 (stream-ended)\n"
+    assert tail.returncode == 6
+    assert "ends with event 1 now, and was followed up to 2: it is another one" in err
+    assert err.endswith("(error.log.regressed)\n")
+
+
+def test_tail_where_nothing_answers_ends_with_3(relay: Relay) -> None:
+    said = relay.run("log", "tail", "--url", "http://127.0.0.1:1")
+    assert said.code == 3
+    assert said.err.startswith("error: nothing answers at http://127.0.0.1:1: connection refused")
 
 
 def test_export_is_the_same_from_the_node_and_from_its_files(stored: tuple[Relay, Path], tmp_path: Path) -> None:

@@ -293,6 +293,29 @@ async def test_a_watch_goes_on_behind_the_last_event_after_the_node_was_killed(t
             assert seen == list(range(1, len(seen) + 1))
 
 
+async def test_a_watch_comes_back_no_sooner_than_the_node_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+
+    def pause(attempt: int, asked_ms: int | None) -> float:
+        asked.append(asked_ms)
+        return 1.0
+
+    monkeypatch.setattr("omnirelay.client.watching.pause_ms", pause)
+    async with running_node() as node, network_before(node.url) as network, Client(network.url) as client:
+        watching = client.watch(1)
+        assert (await anext(watching))["sequenceNumber"] == 1
+        more = asyncio.ensure_future(anext(watching))
+        node.dispatcher.draining = True
+        network.cut()
+        await until(lambda: 1_000 in asked)
+        node.dispatcher.draining = False
+        async with Client(node.url) as other:
+            await other.enqueue("table", "a")
+        assert (await asyncio.wait_for(more, PATIENCE_S))["sequenceNumber"] == 2
+        await watching.aclose()
+        assert asked[:2] == [None, 1_000]
+
+
 @pytest.mark.parametrize("until_caught_up", [False, True])
 async def test_a_watch_does_not_go_on_in_another_log(until_caught_up: bool, tmp_path: Path) -> None:
     """The node comes back with an empty one. What happens there before the last event seen would be missed."""

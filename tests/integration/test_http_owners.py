@@ -52,3 +52,35 @@ async def test_a_service_may_end_what_it_leased_under_another_name_before_a_rest
         token = await leased(http, {"peerId": "a"}, Rpc_Caller="service")
     async with running_node(tmp_path) as node, Http(node) as http:
         await http.call("complete", token, Rpc_Caller="service")
+
+
+def files_below(directory: Path) -> list[bytes]:
+    return [path.read_bytes() for path in directory.rglob("*") if path.is_file()]
+
+
+async def test_what_a_caller_sends_to_prove_itself_is_kept_nowhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A token in the log would be there for everybody who may read it, for years."""
+    secret = "eyJhbGciOiJub25lIn0"
+    claims = {
+        "Authorization": f"Bearer {secret}",
+        "X_Client_Principal": secret,
+        "X_Mtls_Subject": f"CN={secret}",
+        "Rpc_Header_Rpc.principal": secret,
+    }
+    async with running_node(tmp_path) as node, Http(node) as http:
+        token = await leased(http, {"peerId": "a"}, **claims)
+        await http.call("heartbeat", token, **claims)
+        answered = [
+            (await http.post("get", {"sequenceId": 1}, **claims)).text,
+            (await http.post("complete", {**token, "peerId": "b"}, **claims)).text,
+            (await http.post("complete", token, **claims)).text,
+            (await http.client.get("/metrics")).text,
+            (await http.client.get("/omnirelay/introspect")).text,
+        ]
+    assert '"ownerPeerId":"a"' in answered[0]
+    stored = files_below(tmp_path)
+    assert any(b"LeaseGranted" in data for data in stored)
+    assert not [data for data in stored if secret.encode() in data]
+    assert not [text for text in [*answered, caplog.text] if secret in text]

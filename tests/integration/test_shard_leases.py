@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from omnirelay.core import commands as cmd
+from omnirelay.core.events import Event
 from omnirelay.core.payload import Caller
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
@@ -410,4 +412,24 @@ async def test_a_call_that_does_not_wait_gets_what_the_line_leaves_over() -> Non
     enqueued, got = await asyncio.gather(shard.enqueue([item(), item()]), shard.lease(WORKER))
     [first], [second] = await waiting, got
     assert [first.sequence_id, second.sequence_id] == [result.sequence_id for result in enqueued.results]
+    await shard.close()
+
+
+async def test_leases_run_out_whatever_those_who_listen_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One listener that fails ends neither the expiries nor the other listeners."""
+    clock = FakeClock()
+    shard = await Place("memory", tmp_path).open(clock)
+    heard: list[str] = []
+
+    def fails(events: Sequence[Event]) -> None:
+        raise RuntimeError("broken listener")
+
+    shard.add_event_listener(fails)
+    shard.add_event_listener(lambda events: heard.extend(type(event).__name__ for event in events))
+    await enqueued(shard)
+    for _ in range(3):
+        await one_lease(shard)
+        await passed(clock, shard, 60_000)
+    assert heard.count("Expired") == 3
+    assert caplog.text.count("event_listener_failed") == len(caplog.records) > 0
     await shard.close()

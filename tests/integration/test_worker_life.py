@@ -287,6 +287,64 @@ async def test_a_worker_that_slept_past_its_lease_is_refused_and_stops(tmp_path:
             zombie.communicate()
 
 
+async def test_a_lease_that_a_suspended_machine_outlived_is_lost_as_soon_as_it_wakes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Event loops do not notice: their time stood still with the machine. Somebody else may have the item by now."""
+    asleep_s = 0.0
+    awake = time.clock_gettime
+
+    def clock_gettime(clock: int) -> float:
+        return awake(clock) + (asleep_s if clock == time.CLOCK_BOOTTIME else 0.0)
+
+    monkeypatch.setattr(time, "clock_gettime", clock_gettime)
+    handlers = Handlers()
+    stopped: list[str | None] = []
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        if job.resource_id == "after":
+            return
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(job.stop_reason)
+
+    async with (
+        running_node(options=QueueOptions(lease_duration_ms=3_600_000)) as node,
+        Client(node.url) as client,
+        working(handlers, node.url, concurrency=2) as worker,
+    ):
+        sequence_id = (await client.enqueue("job", "x")).sequence_id
+        await until(lambda: worker.health().running == 1)
+        asleep_s = 3_600.0
+        await until(lambda: stopped == ["lost"])
+        assert (await client.get(sequence_id)).state == "leased"
+        item = await ended(client, (await client.enqueue("job", "after")).sequence_id)
+        assert (item.state, item.attempt) == ("completed", 1)
+        assert worker.health().ok
+
+
+async def test_a_worker_comes_back_no_sooner_than_the_node_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+
+    def pause(attempt: int, asked_ms: int | None) -> float:
+        asked.append(asked_ms)
+        return 1.0
+
+    monkeypatch.setattr("omnirelay.worker.keeping.pause_ms", pause)
+    handlers = Handlers()
+    handlers.handle("job")(lambda job: None)
+    async with running_node() as node:
+        node.dispatcher.draining = True
+        async with working(handlers, node.url):
+            await until(lambda: 1_000 in asked)
+            node.dispatcher.draining = False
+            async with Client(node.url) as client:
+                item = await ended(client, (await client.enqueue("job", "x")).sequence_id)
+                assert item.state == "completed"
+
+
 async def test_a_worker_connects_again_as_quickly_as_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy that cuts connections every hour makes it no slower."""
     pauses: list[int] = []

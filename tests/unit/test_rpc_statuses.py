@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from omnirelay import errors
+from omnirelay.client.failures import error_of
 from omnirelay.errors import OmniRelayError, ResourceExhausted, Unavailable
 from omnirelay.rpc.statuses import HTTP_STATUS, status_name, status_named
 from omnirelay.transport.http_headers import error_body, error_headers, printable
+from omnirelay.wire.answers import ErrorBody
 
 
 def test_a_very_long_message_is_cut_in_the_header_and_whole_in_the_body() -> None:
@@ -28,6 +31,18 @@ def test_every_status_has_a_number_a_name_and_a_way_back() -> None:
         assert status_named(status.name) is status
         assert status_named(status.name.lower().replace("_", "-")) is status
     assert status_named("nonsense") is None
+
+
+def test_every_error_arrives_as_what_it_was() -> None:
+    """Whoever catches an error of a shard in the same process catches it from a node, too."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, OmniRelayError)]
+    assert len(kinds) > 15
+    for kind in kinds:
+        error = kind("no\nway: é", retry_after_ms=7, field="x")
+        arrived = error_of(msgspec.json.decode(error_body(error), type=ErrorBody))
+        assert (arrived.status, arrived.code, arrived.message) == (error.status, error.code, error.message), kind
+        assert (arrived.retry_after_ms, arrived.details["field"]) == (7, "x")
+        assert issubclass(kind, type(arrived)) or kind is OmniRelayError, kind
 
 
 def test_who_is_to_come_back_is_told_when() -> None:

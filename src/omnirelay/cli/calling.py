@@ -154,6 +154,13 @@ def _answer(response: httpx.Response, namespace: str) -> Any:
     try:
         body = response.json()
     except ValueError:
+        if response.status_code in (502, 503, 504):
+            raise Stop(
+                UNREACHABLE,
+                f"{without_password(str(response.url))} answers HTTP {response.status_code} in place of a node; whether"
+                " the call took effect is not known",
+                "unreachable",
+            ) from None
         raise Stop(
             FAILED,
             f"what answers at {without_password(str(response.url))} is not an OmniRelay node"
@@ -173,7 +180,21 @@ def refusal(http: int, body: Any, namespace: str) -> Refusal:
     if code == "unimplemented":
         message += f"; does the node serve the namespace {namespace!r}? (`omnirelay introspect` lists them)"
     metadata = body.get("metadata")
-    return Refusal(http, message, code, metadata if isinstance(metadata, dict) else None)
+    retry_after_ms = body.get("retryAfterMs")
+    return Refusal(
+        http,
+        message,
+        code,
+        metadata if isinstance(metadata, dict) else None,
+        retry_after_ms if isinstance(retry_after_ms, int) else None,
+    )
+
+
+def _refusal_in_stream(body: dict[str, Any]) -> Refusal:
+    from omnirelay.rpc.statuses import HTTP_STATUS, status_named
+
+    status = status_named(str(body.get("status", "")))
+    return refusal(500 if status is None else HTTP_STATUS[status], body, "")
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -202,7 +223,7 @@ def _events(lines: Iterator[bytes]) -> Generator[tuple[str, bytes], None, bool]:
         elif not line and data:
             text = b"\n".join(data)
             if kind == b"error":
-                raise refusal(500, json.loads(text), "")
+                raise _refusal_in_stream(json.loads(text))
             yield identity, text
             kind, data = b"", []
     return False

@@ -58,10 +58,18 @@ class Stop(Exception):
 class Refusal(Stop):
     """A node answered, and the answer is an error."""
 
-    def __init__(self, http: int, message: str, code: str, metadata: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        http: int,
+        message: str,
+        code: str,
+        metadata: dict[str, str] | None = None,
+        retry_after_ms: int | None = None,
+    ) -> None:
         super().__init__(exit_of_answer(http, code), message, code)
         self.http = http
         self.metadata = metadata or {}
+        self.retry_after_ms = retry_after_ms
 
 
 def exit_of_answer(http: int, code: str) -> int:

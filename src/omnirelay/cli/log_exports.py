@@ -152,7 +152,7 @@ def _from_node(
             move(count, None)
         return last is None or sequence < last
 
-    read_node(url, namespace, first, False, take)
+    read_node(url, namespace, first, take)
     return count, reached
 
 

@@ -13,7 +13,8 @@ import typer
 from omnirelay.cli.calling import Client
 from omnirelay.cli.commands import command
 from omnirelay.cli.directories import only, with_log
-from omnirelay.cli.exits import UNREACHABLE, Refusal, Stop, usage
+from omnirelay.cli.exits import Refusal, usage
+from omnirelay.cli.log_following import follow_node
 from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, LAST_NUMBER, Format, Output, Url
 from omnirelay.cli.printing import cell, print_encoded, print_json, visible
 
@@ -59,23 +60,28 @@ def tail(
     namespace: LogNamespace = None,
     output: Output = Format.TABLE,
 ) -> None:
-    """Show the events of a shard as they are decided. The files of a node (--data) are read to their end."""
+    """Show the events of a shard as they are decided, over restarts of its node. Files (--data) are read to the end."""
     from omnirelay.wire.events import event_types_named
 
     wanted = None if types is None else {name.strip().lower() for name in types.split(",") if name.strip()}
     if wanted is not None and not wanted:
         raise usage("--types names no type of event")
 
-    def take(_: int, text: bytes) -> bool:
+    def show(text: bytes) -> None:
         if wanted is None or json.loads(text)["eventType"].lower() in wanted:
             _print_event(text, output)
+
+    def take(_: int, text: bytes) -> bool:
+        show(text)
         return True
 
     if data is not None:
         event_types_named(() if types is None else types.split(","))  # A node knows its own.
         _read_files(data, namespace, first, take)
+    elif follow:
+        follow_node(url, namespace or DEFAULT_NAMESPACE, first, show, types)
     else:
-        read_node(url, namespace or DEFAULT_NAMESPACE, first, follow, take, types)
+        read_node(url, namespace or DEFAULT_NAMESPACE, first, take, types)
 
 
 def _print_event(text: bytes, output: Format) -> None:
@@ -135,33 +141,21 @@ def _read_files(data: Path, namespace: str | None, first: int | None, take: Take
     with_log(data, only(data, namespace), read)
 
 
-def read_node(url: str, namespace: str, first: int | None, follow: bool, take: Take, types: str | None = None) -> None:
-    """Hand events of a running node on, from `first` or from the first there is, until no more are wanted."""
-    query = {} if types is None else {"types": types}
-    if not follow:
-        query["untilCaughtUp"] = "true"
-        query["from"] = str(first or 1)
-    elif first is not None:
-        query["from"] = str(first)
+def read_node(url: str, namespace: str, first: int | None, take: Take, types: str | None = None) -> None:
+    """Hand on the events that a node has, from `first` or from the first there is, until no more are wanted."""
     with Client(url, namespace) as client:
         try:
-            last = _follow(client, query, take)
+            _read(client, first or 1, take, types)
         except Refusal as refusal:
             horizon = refusal.metadata.get("anchor", "")
             if first is not None or refusal.code != "error.log.trimmed" or not horizon.isdigit():
                 raise
             # Nobody said where to begin, so the first event there is will do.
-            last = _follow(client, {**query, "from": str(int(horizon) + 1)}, take)
-    if follow:
-        again = f"; go on with --from {last + 1}" if last else ""
-        raise Stop(UNREACHABLE, f"the node ended the stream{again}", "stream-ended")
+            _read(client, int(horizon) + 1, take, types)
 
 
-def _follow(client: Client, query: dict[str, str], take: Take) -> int:
-    """Hand on events until the stream ends or no more are wanted; the last number seen."""
-    last = 0
+def _read(client: Client, first: int, take: Take, types: str | None) -> None:
+    query = {"untilCaughtUp": "true", "from": str(first)} | ({} if types is None else {"types": types})
     for identity, text in client.events(query):
-        last = int(identity)
-        if not take(last, text):
+        if not take(int(identity), text):
             break
-    return last

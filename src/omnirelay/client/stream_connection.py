@@ -19,6 +19,7 @@ from websockets.uri import parse_uri
 
 from omnirelay.client.addresses import without_password
 from omnirelay.client.connections import CONNECT_SECONDS, decoder_of, encoded, procedures_at, refused
+from omnirelay.client.elapsed_time import elapsed_seconds
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import TOO_LARGE, Internal, InvalidArgument
@@ -60,7 +61,7 @@ class Pushed(Protocol):
     """What a worker wants to hear of a stream. Called on the event loop of the connection."""
 
     def leases(self, leases: list[Lease], not_before: float) -> None:
-        """Leases were pushed; none was granted before `not_before`, in the time of the event loop."""
+        """Leases were pushed; none was granted before `not_before`, in `elapsed_seconds`."""
         ...
 
     def cancel(self, tokens: list[OwnershipToken]) -> None: ...
@@ -342,12 +343,12 @@ class StreamConnection(WebSocketLink):
         return await self._within(ttl_ms, outcome)
 
     def say(self, **message: Any) -> int:
-        """Send what has no answer: `open`, `credit`, `begin`. `clock` is this loop's time; the node gives it back.
+        """Send what has no answer: `open`, `credit`, `begin`. `clock` is this machine's time; the node gives it back.
 
         Returns a mark: `Pushed.taken_in` is called with it, or a later one, when the node has taken this in.
         """
         if self.alive:
-            self._waiting.append(_encode({**message, "clock": self._loop.time()}))
+            self._waiting.append(_encode({**message, "clock": elapsed_seconds()}))
             self._flush_soon()
         return self._mark + 1
 

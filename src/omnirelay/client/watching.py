@@ -62,14 +62,15 @@ async def watch_events(
 
 async def _reopened(log: _Log, check_open: Callable[[], None]) -> httpx.Response:
     failures = 0
+    asked_ms: int | None = None
     while True:
         failures += 1
-        await asyncio.sleep(pause_ms(min(failures, 6), None) / 1000)
+        await asyncio.sleep(pause_ms(min(failures, 6), asked_ms) / 1000)
         check_open()
         try:
             return await log.open()
-        except Unavailable:
-            continue
+        except Unavailable as error:
+            asked_ms = error.retry_after_ms
 
 
 class _Log:

@@ -124,6 +124,7 @@ class ResourceLeaseComponent:
         except OmniRelayError as error:
             self.starting = error.message
             raise
+        self._meter.take_delayed(self._shard.state.delayed)
         self._shard.add_event_listener(self._count)
         self.starting = None
 

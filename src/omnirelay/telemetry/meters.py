@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -66,7 +66,15 @@ class ShardMeter:
         self.commit = Histogram(CALL_SECONDS)
         self._granted: dict[int, int] = {}
         """When each live lease was granted, by its item. Leases of before the start are not followed."""
+        self._due: dict[int, int] = {}
+        """From when items could run that were delayed, handed back or restored, by id; others can as they come."""
         self._seen = (0, 0, 0)
+
+    def take_delayed(self, items: Iterable[Item]) -> None:
+        """These were delayed when the shard started."""
+        for item in items:
+            if item.not_before is not None and item.attempt == 1:
+                self._put_off(item.sequence_id, item.not_before)
 
     def take(self, events: Sequence[ev.Event], items: dict[int, Item]) -> None:
         """Count a batch of durable events; `items` are those of the shard now."""
@@ -80,6 +88,10 @@ class ShardMeter:
             self.events[kind.__name__] += len(run)
             if kind is ev.LeaseGranted:
                 self._take_granted(run, items, waits)
+            elif kind is ev.Enqueue:
+                for event in run:
+                    if event.not_before is not None:
+                        self._put_off(event.sequence_id, event.not_before)
             elif kind is ev.Completed or kind is ev.Failed or kind is ev.Released or kind is ev.Expired:
                 granted = self._granted
                 for event in run:
@@ -88,9 +100,23 @@ class ShardMeter:
                         lease_times.append(event.timestamp - at)
                 if kind is ev.Completed:
                     attempts += [event.ownership.attempt for event in run]
-            elif kind is ev.Cancelled:
+                else:
+                    for event in run:
+                        if event.ownership.attempt == 1 and _handed_back(event):
+                            self._put_off(event.ownership.sequence_id, event.not_before or event.timestamp)
+            elif kind is ev.Cancelled or kind is ev.DeadLettered:
                 for event in run:
                     self._granted.pop(event.sequence_id, None)
+                    self._due.pop(event.sequence_id, None)
+            elif kind is ev.RestoreSnapshot:
+                for event in run:
+                    for item in event.items:
+                        if item.attempt == 1:
+                            self._put_off(item.sequence_id, max(item.not_before or 0, event.timestamp))
+            elif kind is ev.DrainSnapshot:
+                for event in run:
+                    for sequence_id in event.sequence_ids:
+                        self._due.pop(sequence_id, None)
             elif kind is ev.BackpressureChanged:
                 for event in run:
                     if not event.others:
@@ -104,16 +130,22 @@ class ShardMeter:
         room = max(0, LEASES_FOLLOWED_MAX - len(granted))
         for event in run[:room]:
             granted[event.ownership.sequence_id] = event.timestamp
+        put_off = self._due
         for event in run:
             token = event.ownership
             if token.attempt == 1:
-                item = items.get(token.sequence_id)
-                if item is not None:
-                    due, not_before = item.enqueued_at, item.not_before
-                    if not_before is not None and not_before > due:
-                        due = not_before
-                    wait = event.timestamp - due
-                    waits.append(wait if wait > 0 else 0)
+                due = put_off.pop(token.sequence_id, None) if put_off else None
+                if due is None:
+                    item = items.get(token.sequence_id)
+                    if item is None:
+                        continue
+                    due = item.enqueued_at
+                wait = event.timestamp - due
+                waits.append(wait if wait > 0 else 0)
+
+    def _put_off(self, sequence_id: int, due: int) -> None:
+        if len(self._due) < LEASES_FOLLOWED_MAX:
+            self._due[sequence_id] = due
 
     def take_log(self, frames: int, written: int, append_ns: int) -> None:
         """Totals of the log after a batch: what has come since the last call was one frame, or a few alike."""
@@ -124,6 +156,13 @@ class ShardMeter:
                 self.frame_bytes.observe((written - seen_bytes) / new)
                 self.commit.observe((append_ns - seen_ns) / new / 1e9)
             self._seen = (frames, written, append_ns)
+
+
+def _handed_back(event: ev.Failed | ev.Released | ev.Expired) -> bool:
+    """The attempt was not burned: the same one is granted again."""
+    if isinstance(event, ev.Failed):
+        return event.mode == "release"
+    return isinstance(event, ev.Released) or event.undelivered
 
 
 class CallMeter:

@@ -8,7 +8,8 @@ When a lease is certain to live is counted from before the node was asked, never
 
     until = time the request was sent + remainingMs of its answer
 
-A lease that could not be renewed by then, less a margin, is treated as lost although the node may still know it.
+A lease that could not be renewed by then, less a margin, is treated as lost although the node may still know it. It
+is counted by a clock that goes on while this machine is suspended, because the node's does.
 
 When the connection drops, the node takes back what it has not heard the beginning of. So does the worker: what was not
 begun, and what was begun so late that the node may not have heard, is dropped here and released there, in case the node
@@ -26,6 +27,7 @@ from typing import Any, Protocol
 
 from omnirelay.client.addresses import without_password
 from omnirelay.client.client import Client
+from omnirelay.client.elapsed_time import elapsed_seconds
 from omnirelay.client.failures import NotConnected
 from omnirelay.client.linking import STREAM_AGAIN_SECONDS, open_stream
 from omnirelay.client.retrying import pause_ms
@@ -66,7 +68,7 @@ class Kept:
     def __init__(self, lease: Lease, until: float, now: float) -> None:
         self.lease = lease
         self.until = until
-        """In monotonic seconds: until then the lease lives for certain."""
+        """In `elapsed_seconds`: until then the lease lives for certain."""
         self.certain = until
         self.heartbeat_at = now + min(lease.heartbeat_after_ms, lease.remaining_ms / 3) / 1000
         self.heartbeating = False
@@ -78,7 +80,7 @@ class Kept:
         """To be told with the next heartbeat."""
 
     def remaining_ms(self) -> float:
-        return max(0.0, (self.until - time.monotonic()) * 1000)
+        return max(0.0, (self.until - elapsed_seconds()) * 1000)
 
 
 class Receiver(Protocol):
@@ -133,7 +135,7 @@ class Keeper:
         self._lasted = False
         """The last stream has outlived the moment at which a node refuses: that it ended is no failure to connect."""
         self.heard_at = time.monotonic()
-        """When the node last answered anything."""
+        """When the node last answered anything; in monotonic seconds, as nobody is silent to a machine that sleeps."""
         self.last_error: str | None = None
         self._said: str | None = None
         self._said_at = 0.0
@@ -186,6 +188,7 @@ class Keeper:
         failures = 0
         while True:
             self._lasted = False
+            asked_ms: int | None = None
             try:
                 if not await self._stream_leases():
                     await self._poll_leases()
@@ -193,12 +196,13 @@ class Keeper:
             except OmniRelayError as error:
                 self._disconnected(error.message)
                 failures = 1 if self._lasted else failures + 1
+                asked_ms = error.retry_after_ms
             except Exception as error:
                 # Nobody would notice that no more leases come: whatever it is, it is worth another try.
                 _log.exception("worker_connection_failed", extra={"url": self._shown_url})
                 self.last_error = repr(error)
                 failures += 1
-            await asyncio.sleep(pause_ms(min(failures, 6), None) / 1000)
+            await asyncio.sleep(pause_ms(min(failures, 6), asked_ms) / 1000)
 
     def _disconnected(self, reason: str) -> None:
         """Say so, but not each time: a node that refuses what this worker asks for does so again and again."""
@@ -265,7 +269,7 @@ class Keeper:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), left)
                 continue
-            asked_at = time.monotonic()
+            asked_at = elapsed_seconds()
             leases = await self._client.lease(
                 peer_id=self._peer_id,
                 max_items=min(room, 1_000),
@@ -282,8 +286,8 @@ class Keeper:
     # -- what the node pushes ------------------------------------------------------------------
 
     def leases(self, leases: list[Lease], not_before: float) -> None:
-        now = time.monotonic()
-        self.heard_at = now
+        now = elapsed_seconds()
+        self.heard_at = time.monotonic()
         self._credit -= len(leases)
         for lease in leases:
             if not self._taking:
@@ -304,7 +308,7 @@ class Keeper:
         await self._heartbeat(kept)
         if kept.lease.ownership_token.lease_id not in self._kept:
             return
-        if kept.certain - self._guard > time.monotonic():
+        if kept.certain - self._guard > elapsed_seconds():
             kept.until = kept.certain
             self._receiver.arrived(kept)
         else:
@@ -434,7 +438,7 @@ class Keeper:
     async def _keep_leases(self) -> None:
         clock_at = 0.0
         while True:
-            now = time.monotonic()
+            now = elapsed_seconds()
             tick = TICK_SECONDS_MAX
             for kept in list(self._kept.values()):
                 if now >= kept.until - self._guard:
@@ -446,7 +450,7 @@ class Keeper:
             if self._stream is not None and now - clock_at >= CLOCK_EVERY_SECONDS:
                 clock_at = now
                 self._stream.say()
-                if now - self._connected_at > CLOCK_EVERY_SECONDS:
+                if time.monotonic() - self._connected_at > CLOCK_EVERY_SECONDS:
                     # It has outlived the moment at which a node refuses, so what is heard on it is a success.
                     self.heard_at = max(self.heard_at, self._stream.heard_at)
                     self.last_error = None
@@ -460,7 +464,7 @@ class Keeper:
         said = None
         if progress is not None:
             said = IncomingProgress(fraction=progress.fraction, message=progress.message, data=progress.data)
-        sent_at = time.monotonic()
+        sent_at = elapsed_seconds()
         try:
             timeout_ms = max(100, int(min(kept.remaining_ms() / 2, 10_000)))
             outcome = await self._send(self._ack("heartbeat", token, progress=said), timeout_ms)
@@ -469,10 +473,10 @@ class Keeper:
         except InvalidArgument as error:
             # It is the progress that the node does not take; the lease must not be lost for it.
             _log.warning("progress_refused", extra={"sequence_id": token.sequence_id, "reason": error.message})
-            kept.heartbeat_at = time.monotonic()
+            kept.heartbeat_at = elapsed_seconds()
         except OmniRelayError as error:
             kept.progress = kept.progress or progress
-            kept.heartbeat_at = time.monotonic() + min(1.0, kept.remaining_ms() / 10_000)
+            kept.heartbeat_at = elapsed_seconds() + min(1.0, kept.remaining_ms() / 10_000)
             self.last_error = error.message
         else:
             self.heard_at = time.monotonic()
@@ -481,7 +485,7 @@ class Keeper:
             kept.until = max(kept.until, kept.certain)
             again = min((outcome.heartbeat_after_ms or 0) / 1000, remaining / 2)
             # What was reported meanwhile is not kept waiting for the next turn.
-            kept.heartbeat_at = time.monotonic() + (max(0.02, again) if kept.progress is None else 0.0)
+            kept.heartbeat_at = elapsed_seconds() + (max(0.02, again) if kept.progress is None else 0.0)
             if outcome.cancel_requested:
                 self._receiver.stop_job(token.lease_id, "cancelled")
         finally:
