@@ -1,7 +1,7 @@
 """From a log to tables: events/s of every stage and of every reader, beside Spark's own scan of the same segments.
 
     python -m benchmarks.lakehouse [--quick] [--events N,N] [--keep DIR] [--only STEPS] [--memory 4g]
-                                   [--start quick|long]
+                                   [--start quick|long] [--core plain|compiled]
 
 Logs of 1,000,000 and 10,000,000 events (one of 100,000 with --quick), written by the engine, become segments. Each is
 scanned by Spark alone, by the data source `omnirelay`, and once it is bronze as Delta; then the pipeline makes every
@@ -9,14 +9,18 @@ table, the log is audited, and the pipeline runs again twice: after a shard has 
 new shard has come in. All in one process, which the memory is measured of, Java included.
 
 A long log takes long. With --keep the log, the tables and what was measured stay, and a later call goes on from them
-with other steps: --only bronze, then --only tables, audit, increments.
+with other steps: --only bronze, then --only tables, audit, increments. With --core compiled the rules that the audit
+replays with are compiled first, as a wheel for this machine would have them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -29,7 +33,8 @@ import msgspec
 from benchmarks.lakehouse_log import Later, Written, write_log
 from benchmarks.lakehouse_memory import PeakMemory
 from benchmarks.lakehouse_tail import TAIL_EVENTS, tail_node
-from benchmarks.machine import Load, environment
+from benchmarks.machine import Load, environment, is_compiled
+from hatch_build import compile_core
 from omnirelay.lakehouse.audit import Audit
 from omnirelay.lakehouse.audit_plan import plan
 from omnirelay.lakehouse.pipeline import Pipeline, Summary
@@ -40,6 +45,7 @@ from omnirelay.lakehouse.tables import EVENTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+ROOT = Path(__file__).parent.parent
 AIMS = {"bronze": 60_000, "bronze to gold": 20_000, "audit": 300_000}
 STEPS = ("readers", "bronze", "tables", "audit", "increments")
 INCREMENT = 100
@@ -238,20 +244,38 @@ def session(start: str, memory: str) -> Iterator[SparkSession]:
         spark.stop()
 
 
+def run_compiled() -> None:
+    """This call again with compiled rules, which Spark's Python workers find in the same way."""
+    with tempfile.TemporaryDirectory(prefix="omnirelay-compiled-") as library:
+        compile_core(ROOT / "src", Path(library))
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.lakehouse", *sys.argv[1:]],
+            env={**os.environ, "PYTHONPATH": f"{library}{os.pathsep}{ROOT}"},
+            cwd=ROOT,
+            check=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="100,000 events")
     parser.add_argument("--events", default="1000000,10000000", help="sizes of the logs, separated by commas")
     parser.add_argument("--keep", type=Path, help="where logs and tables go and stay (default: a temporary place)")
-    parser.add_argument("--only", default=",".join(STEPS), help=f"steps, separated by commas (default: {','.join(STEPS)})")
+    parser.add_argument(
+        "--only", default=",".join(STEPS), help=f"steps, separated by commas (default: {','.join(STEPS)})"
+    )
     parser.add_argument("--memory", default="4g", help="what Java may use")
     parser.add_argument("--start", choices=("quick", "long"), default="long", help="flags of Java")
+    parser.add_argument("--core", choices=("plain", "compiled"), default="plain", help="the rules that replays apply")
     arguments = parser.parse_args()
+    if arguments.core == "compiled" and not is_compiled():
+        run_compiled()
+        return
     sizes = [100_000] if arguments.quick else [int(each) for each in arguments.events.split(",")]
     only = arguments.only.split(",")
     if strange := [name for name in only if name not in STEPS]:
         parser.error(f"there is no step {strange[0]!r}; there are {', '.join(STEPS)}")
-    print(environment())
+    print(f"{environment()}, core {arguments.core}")
     found: list[dict[str, Row]] = []
     with PeakMemory() as memory, session(arguments.start, arguments.memory) as spark:
         for events in sizes:
