@@ -177,9 +177,8 @@ class _Rows:
                 parts.setdefault(name, {})[kind] = values
         columns = {}
         for _, field in own_columns():
-            of_types = parts.get(field.name, {})
-            if all(values.null_count == len(values) for values in of_types.values()):
-                # No type has it, or all leave it out: there is nothing to bring into order.
+            of_types = parts.get(field.name)
+            if of_types is None:
                 columns[field.name] = pa.nulls(len(order), field.type)
                 continue
             pieces = [
