@@ -1,31 +1,40 @@
 """From a log to tables: events/s of every stage and of every reader, beside Spark's own scan of the same segments.
 
-    python -m benchmarks.lakehouse [--quick] [--events N,N] [--directory DIR] [--memory 4g] [--start quick|long]
+    python -m benchmarks.lakehouse [--quick] [--events N,N] [--keep DIR] [--only STEPS] [--memory 4g]
+                                   [--start quick|long] [--core plain|compiled]
 
 Logs of 1,000,000 and 10,000,000 events (one of 100,000 with --quick), written by the engine, become segments. Each is
 scanned by Spark alone, by the data source `omnirelay`, and once it is bronze as Delta; then the pipeline makes every
 table, the log is audited, and the pipeline runs again twice: after a shard has gone on by 1 %, and after as much of a
 new shard has come in. All in one process, which the memory is measured of, Java included.
+
+A long log takes long. With --keep the log, the tables and what was measured stay, and a later call goes on from them
+with other steps: --only bronze, then --only tables, audit, increments. With --core compiled the rules that the audit
+replays with are compiled first, as a wheel for this machine would have them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from benchmarks.lakehouse_log import Later, write_log
+from benchmarks.lakehouse_log import Later, Written, write_log
 from benchmarks.lakehouse_memory import PeakMemory
 from benchmarks.lakehouse_tail import TAIL_EVENTS, tail_node
-from benchmarks.machine import Load, environment
+from benchmarks.machine import Load, environment, is_compiled
+from hatch_build import compile_core
 from omnirelay.lakehouse.audit import Audit
 from omnirelay.lakehouse.audit_plan import plan
 from omnirelay.lakehouse.pipeline import Pipeline, Summary
@@ -36,7 +45,9 @@ from omnirelay.lakehouse.tables import EVENTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+ROOT = Path(__file__).parent.parent
 AIMS = {"bronze": 60_000, "bronze to gold": 20_000, "audit": 300_000}
+STEPS = ("readers", "bronze", "tables", "audit", "increments")
 INCREMENT = 100
 """One part in so many comes in behind the rest."""
 
@@ -56,9 +67,26 @@ class Place(msgspec.Struct, frozen=True):
     """What is measured: a session, segments, and a warehouse for the tables."""
 
     spark: SparkSession
+    directory: Path
     segments: Path
-    warehouse: Path
     events: int
+
+    @property
+    def warehouse(self) -> Path:
+        return self.directory / "warehouse"
+
+    @property
+    def _rows(self) -> Path:
+        return self.directory / "rows.json"
+
+    def measured(self) -> dict[str, Row]:
+        """All that was measured here, by this call and those before it."""
+        rows = msgspec.json.decode(self._rows.read_bytes(), type=list[Row]) if self._rows.exists() else []
+        return {row.name: row for row in rows}
+
+    def keep(self, rows: Sequence[Row]) -> None:
+        known = {**self.measured(), **{row.name: row for row in rows}}
+        self._rows.write_bytes(msgspec.json.encode(list(known.values())))
 
     @property
     def pipeline(self) -> Pipeline:
@@ -94,22 +122,28 @@ def measure_readers(place: Place) -> list[Row]:
     return [scan, segments, tail]
 
 
-def measure_pipeline(place: Place) -> list[Row]:
-    """Bronze by itself, then everything else; the steps as the pipeline tells them."""
+def measure_bronze(place: Place) -> list[Row]:
+    shutil.rmtree(place.warehouse, ignore_errors=True)
+    return [timed("bronze", place.events, place.pipeline.ingest)]
+
+
+def measure_tables(place: Place) -> list[Row]:
+    """Everything behind bronze; the steps as the pipeline tells them."""
     pipeline = place.pipeline
-    rows = [timed("bronze", place.events, pipeline.ingest)]
     load, began = Load.now(), time.perf_counter()
     summary = pipeline.run()
     seconds = time.perf_counter() - began
+    rows = []
     for layer in ("silver", "gold"):
         steps = [step for step in summary.steps if step.table.startswith(layer)]
         rows.append(Row(layer, place.events, sum(step.seconds for step in steps), load.since()))
         print_row(rows[-1])
         for step in steps:
             print(f"    {step.table:<22} {'':>12} {step.seconds:>9.2f} {place.events / step.seconds:>12,.0f}")
-    rows.append(Row("bronze to gold", place.events, rows[0].seconds + seconds, load.since()))
+    rows.append(Row("bronze to gold", place.events, place.measured()["bronze"].seconds + seconds, load.since()))
     print_row(rows[-1])
     rows.append(timed("reader: delta", place.events, lambda: consume(pipeline.tables.read(EVENTS))))
+    print_sizes(place)
     return rows
 
 
@@ -131,15 +165,18 @@ def print_sizes(place: Place) -> None:
         print(f"    {name:<22} {size / 1e6:>12,.1f} MB {size / place.events:>9.1f} bytes an event")
 
 
-def measure_increments(place: Place, later: Path, more: int, whole: Row) -> list[Row]:
+def measure_increments(place: Place, more: int) -> list[Row]:
     """Other parts of the log: each should cost that part of the time, and not more."""
-    place = msgspec.structs.replace(place, segments=later)
-    rows = [measure_increment(place, "incremental, same shard", more, whole)]
-    written = asyncio.run(write_log(later, place.events // INCREMENT, name="more"))
-    return [*rows, measure_increment(place, "incremental, new shard", written.events, whole)]
+    later = msgspec.structs.replace(place, segments=place.directory / "later")
+    for path in later.segments.glob("more-*"):
+        shutil.rmtree(path)  # Of a call before this one.
+    rows = [measure_increment(later, "incremental, same shard", more)]
+    written = asyncio.run(write_log(later.segments, place.events // INCREMENT, name="more"))
+    return [*rows, measure_increment(later, "incremental, new shard", written.events)]
 
 
-def measure_increment(place: Place, name: str, events: int, whole: Row) -> Row:
+def measure_increment(place: Place, name: str, events: int) -> Row:
+    whole = place.measured()["bronze to gold"]
     found: list[Summary] = []
     row = timed(name, events, lambda: found.append(place.pipeline.run()))
     assert found[0].events == events, "what was written is what came in"
@@ -149,29 +186,52 @@ def measure_increment(place: Place, name: str, events: int, whole: Row) -> Row:
     return row
 
 
-def measure(spark: SparkSession, directory: Path, events: int) -> list[Row]:
-    """Everything for one size."""
-    segments = directory / "segments"
-    later = Later(directory / "later", events // INCREMENT)
+def written_log(directory: Path, events: int) -> Written:
+    """The log of a size; one that is there already is taken as it is."""
+    found, segments = directory / "log.json", directory / "segments"
     began = time.perf_counter()
-    written = asyncio.run(write_log(segments, events, later=later))
+    if not found.exists():
+        written = asyncio.run(write_log(segments, events, later=Later(directory / "later", events // INCREMENT)))
+        found.write_bytes(msgspec.json.encode(written))
+    written = msgspec.json.decode(found.read_bytes(), type=Written)
     size = sum(path.stat().st_size for path in segments.rglob("*.parquet"))
     print(f"\n{written.events:,} events in {written.segments} segments, {size / 1e6:,.0f} MB, written in", end=" ")
-    print(f"{time.perf_counter() - began:.0f} s\n  {'':<24} {'events':>12} {'seconds':>9} {'events/s':>12}")
-    place = Place(spark, segments, directory / "warehouse", written.events)
-    rows = measure_readers(place) + measure_pipeline(place)
-    print_sizes(place)
-    rows += measure_audit(place)
-    [whole] = [row for row in rows if row.name == "bronze to gold"]
-    return rows + measure_increments(place, later.directory, written.later, whole)
+    print(f"{time.perf_counter() - began:.0f} s\n  {'':<24} {'events':>12} {'seconds':>9} {'events/s':>12}", flush=True)
+    return written
 
 
-def print_growth(sizes: Sequence[list[Row]]) -> None:
+def measure(spark: SparkSession, directory: Path, events: int, only: Collection[str]) -> dict[str, Row]:
+    """The chosen steps for one size; all that was ever measured of it."""
+    written = written_log(directory, events)
+    place = Place(spark, directory, directory / "segments", written.events)
+    steps: dict[str, Callable[[Place], list[Row]]] = {
+        "readers": measure_readers,
+        "bronze": measure_bronze,
+        "tables": measure_tables,
+        "audit": measure_audit,
+        "increments": lambda place: measure_increments(place, written.later),
+    }
+    for name in only:
+        place.keep(steps[name](place))
+    return place.measured()
+
+
+def print_growth(first: dict[str, Row], last: dict[str, Row]) -> None:
     """How the time for one event changes from the smallest log to the largest: 1 is linear."""
-    first, last = ({row.name: row for row in rows} for rows in (sizes[0], sizes[-1]))
     print("\nTime for an event, beside that of the smallest log (1 is linear)")
-    for name in first:
+    for name in (name for name in first if name in last):
         print(f"  {name:<24} {first[name].rate / last[name].rate:>6.2f}")
+
+
+@contextmanager
+def place_for(keep: Path | None, events: int) -> Iterator[Path]:
+    if keep is not None:
+        directory = keep / str(events)
+        directory.mkdir(parents=True, exist_ok=True)
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="omnirelay-lakehouse-") as temporary:
+        yield Path(temporary)
 
 
 @contextmanager
@@ -184,28 +244,47 @@ def session(start: str, memory: str) -> Iterator[SparkSession]:
         spark.stop()
 
 
+def run_compiled() -> None:
+    """This call again with compiled rules, which Spark's Python workers find in the same way."""
+    with tempfile.TemporaryDirectory(prefix="omnirelay-compiled-") as library:
+        compile_core(ROOT / "src", Path(library))
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.lakehouse", *sys.argv[1:]],
+            env={**os.environ, "PYTHONPATH": f"{library}{os.pathsep}{ROOT}"},
+            cwd=ROOT,
+            check=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="100,000 events")
     parser.add_argument("--events", default="1000000,10000000", help="sizes of the logs, separated by commas")
-    parser.add_argument("--directory", type=Path, help="where logs and tables go (default: a temporary place)")
+    parser.add_argument("--keep", type=Path, help="where logs and tables go and stay (default: a temporary place)")
+    parser.add_argument(
+        "--only", default=",".join(STEPS), help=f"steps, separated by commas (default: {','.join(STEPS)})"
+    )
     parser.add_argument("--memory", default="4g", help="what Java may use")
     parser.add_argument("--start", choices=("quick", "long"), default="long", help="flags of Java")
+    parser.add_argument("--core", choices=("plain", "compiled"), default="plain", help="the rules that replays apply")
     arguments = parser.parse_args()
+    if arguments.core == "compiled" and not is_compiled():
+        run_compiled()
+        return
     sizes = [100_000] if arguments.quick else [int(each) for each in arguments.events.split(",")]
-    print(environment())
-    found: list[list[Row]] = []
+    only = arguments.only.split(",")
+    if strange := [name for name in only if name not in STEPS]:
+        parser.error(f"there is no step {strange[0]!r}; there are {', '.join(STEPS)}")
+    print(f"{environment()}, core {arguments.core}")
+    found: list[dict[str, Row]] = []
     with PeakMemory() as memory, session(arguments.start, arguments.memory) as spark:
         for events in sizes:
-            directory = Path(tempfile.mkdtemp(prefix="omnirelay-lakehouse-", dir=arguments.directory))
             memory.bytes = 0
-            try:
-                found.append(measure(spark, directory, events))
-            finally:
-                shutil.rmtree(directory)
+            with place_for(arguments.keep, events) as directory:
+                found.append(measure(spark, directory, events, only))
             print(f"  at most {memory.bytes / 1e6:,.0f} MB in memory: this process, Java and Python workers")
     if len(found) > 1:
-        print_growth(found)
+        print_growth(found[0], found[-1])
 
 
 if __name__ == "__main__":

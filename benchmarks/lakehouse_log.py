@@ -67,7 +67,7 @@ async def write_log(directory: Path, events: int, *, name: str = "bench", later:
         writer = await _writer(directory, shard)
         more = later.events if later is not None and number == 0 else 0
         async for frames in _recorded(shard, own + more, seed=number):
-            now = [frame for frame in frames if frame.first <= own]
+            now = [frame for frame in frames if frame.first <= own] if more else frames
             held_back += frames[len(now) :]
             if now:
                 await writer.append(now)

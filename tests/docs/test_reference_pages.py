@@ -55,6 +55,7 @@ def test_the_reference_lists_every_code_that_the_package_raises() -> None:
         "error.lakehouse.spark_failed",
         "error.lakehouse.spark_unusable",
         "error.lakehouse.tables_missing",
+        "error.segments.bucket_missing",
         "error.segments.damaged",
         "error.segments.fenced",
         "error.segments.none",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnirelay.errors import DataLoss, OmniRelayError, Unavailable
+from omnirelay.errors import DataLoss, NotFound, OmniRelayError, Unavailable
 from omnirelay.lakehouse.continuous import BACKOFF_MAX_S, run_until_asked, wait_after
 from omnirelay.lakehouse.formats import TableOvertaken
 from omnirelay.lakehouse.pipeline import Pipeline, Summary
@@ -43,6 +44,19 @@ class Looking:
         self.told.append(what)
         if len(self.told) == self._ends:
             self.asked.set()
+
+
+def outcomes(happens: Iterable[Summary | OmniRelayError]) -> Callable[[], Summary]:
+    """A run to which these things happen, one after the other."""
+    coming = iter(happens)
+
+    def run() -> Summary:
+        outcome = next(coming)
+        if isinstance(outcome, OmniRelayError):
+            raise outcome
+        return outcome
+
+    return run
 
 
 def test_events_that_another_pipeline_took_first_are_not_taken_again(whole_spark: SparkSession, tmp_path: Path) -> None:
@@ -104,16 +118,8 @@ def test_what_passes_is_waited_for_longer_each_time_and_a_run_that_ends_well_beg
         Summary(events=1),
         Unavailable("again"),
     ]
-    coming = iter(happens)
-
-    def run() -> Summary:
-        outcome = next(coming)
-        if isinstance(outcome, OmniRelayError):
-            raise outcome
-        return outcome
-
     looking = Looking(len(happens))
-    last = run_until_asked(run, looking.asked, 0.001, seen=looking.seen, hindered=looking.hindered)
+    last = run_until_asked(outcomes(happens), looking.asked, 0.001, seen=looking.seen, hindered=looking.hindered)
     assert looking.told == happens
     assert looking.waits == [0.001, 0.002, 0.004, 0.001]
     assert last == Summary(events=1)
@@ -142,3 +148,25 @@ def test_waiting_never_falls_and_is_bounded(hindrances: int, every_s: float) -> 
     wait = wait_after(hindrances, every_s)
     assert every_s <= wait <= max(every_s, BACKOFF_MAX_S)
     assert wait_after(hindrances + 1, every_s) >= wait
+
+
+def no_segments() -> OmniRelayError:
+    return NotFound("there are no segments in ./segments", code="error.segments.none")
+
+
+def test_segments_that_were_there_are_waited_for_and_those_that_never_were_are_not() -> None:
+    happens: list[Summary | OmniRelayError] = [Summary(events=1), no_segments(), no_segments(), Summary(events=2)]
+    looking = Looking(len(happens))
+    last = run_until_asked(outcomes(happens), looking.asked, 0.001, seen=looking.seen, hindered=looking.hindered)
+    assert looking.told == happens
+    assert last == Summary(events=2)
+    never = Looking(2)
+    with pytest.raises(NotFound):
+        run_until_asked(
+            outcomes([Unavailable("not yet"), no_segments()]),
+            never.asked,
+            0.001,
+            seen=never.seen,
+            hindered=never.hindered,
+        )
+    assert len(never.told) == 1

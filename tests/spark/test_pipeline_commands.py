@@ -101,6 +101,14 @@ def test_segments_in_a_bucket_are_looked_for_with_the_options_of_its_store(s3: S
     assert "there are no segments in s3://lake/empty" in nothing.stderr
 
 
+def test_a_bucket_that_does_not_exist_ends_runs_instead_of_being_waited_for(s3: S3Server, tmp_path: Path) -> None:
+    where = ("--source", "s3://nosuch/events", "--warehouse", str(tmp_path / "lake"), "--format", "parquet")
+    never = lakehouse("run", "--continuous", "--every", "0.1", *where, "--master", "local[1]", *options_of(s3))
+    assert never.returncode == 4, never.stderr
+    assert "error.segments.none" in never.stderr
+    assert "there is no bucket s3://nosuch/events" in never.stderr
+
+
 @pytest.mark.skipif(not LONG, reason="every table of two runs: make spark-test")
 @pytest.mark.timeout(900)
 def test_tables_are_made_of_segments_in_a_bucket(s3: S3Server, tmp_path: Path) -> None:

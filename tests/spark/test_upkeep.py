@@ -45,6 +45,15 @@ def test_stores_without_tables_are_refused(spark: SparkSession, tmp_path: Path) 
         upkeep.vacuum(store)
 
 
+def test_vacuum_says_nothing_but_how_many_tables(spark: SparkSession, tmp_path: Path) -> None:
+    store = open_tables(spark, str(tmp_path / "lake"), "delta")
+    store.append(QUARANTINE, store.spark.createDataFrame([], QUARANTINE.ddl), {"": End(1)})
+    done = omnirelay("lakehouse", "vacuum", "--warehouse", str(tmp_path / "lake"), "--master", "local[1]")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == ["starting Spark", "1 tables vacuumed"]
+
+
 @pytest.mark.skipif(not LONG, reason="Delta takes long to look for files: make spark-test")
 def test_files_on_their_way_survive_a_day(spark: SparkSession, tmp_path: Path) -> None:
     """Delta cannot tell a file that a run will commit from one that a crash left: only its age speaks for it."""

@@ -104,7 +104,8 @@ def run(
     Ends with 6 when a segment was refused, or all of a shard that the tables hold are gone; the tables hold everything
     before it, and all of the other shards. Ends with 4 when there are no segments at all. With --continuous an
     interruption or a SIGTERM ends it behind the table that is being changed; a second one at once.
-    Another pipeline that is quicker, or a store that does not answer, does not end it then: it says so and tries again.
+    Another pipeline that is quicker, a store that does not answer, or segments that were there and are away do not end
+    it then: it says so and tries again.
     """
     route = Route(source, read_options(option), warehouse, kind, master, gone or [])
     if continuous:

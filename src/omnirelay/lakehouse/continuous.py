@@ -2,6 +2,7 @@
 
 What passes by itself does not end them: another pipeline that was quicker, a store that does not answer for a while.
 It is told, and the next run goes on from the tables as they are then, a little later each time it happens again.
+Segments that were there and are away count as that, too; where none ever were, nobody waits for them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 
 from omnirelay.errors import OmniRelayError, Status
 from omnirelay.lakehouse.pipeline import Summary
+from omnirelay.lakehouse.shards import NO_SEGMENTS
 
 _PASSING: Final = frozenset({Status.ABORTED, Status.UNAVAILABLE})
 """Errors that say nothing about the tables or the segments, only about this moment."""
@@ -45,7 +47,8 @@ def run_until_asked(
         try:
             last = run()
         except OmniRelayError as error:
-            if error.status not in _PASSING:
+            away = last is not None and error.code == NO_SEGMENTS
+            if not away and error.status not in _PASSING:
                 raise
             hindrances += 1
             wait_s = wait_after(hindrances, every_s)

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -239,9 +239,10 @@ class DeltaTables:
     def vacuum(self, tables: Sequence[Table], hours: float) -> None:
         # Delta refuses less than a week unless told so; whoever names a number of hours has decided.
         self.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-        for table in tables:
-            if self.exists(table):
-                self.spark.sql(f"VACUUM {self._name(table)} RETAIN {hours:f} HOURS")
+        with _without_console(self.spark):
+            for table in tables:
+                if self.exists(table):
+                    self.spark.sql(f"VACUUM {self._name(table)} RETAIN {hours:f} HOURS")
 
     def drop(self, table: Table) -> None:
         self._bases.pop(table, None)
@@ -250,6 +251,26 @@ class DeltaTables:
             # Deleting rows would keep the transaction numbers, and then a table that begins anew is never written.
             raise Unimplemented(f"tables that are not in a directory are not removed from here; remove {path} first")
         shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _without_console(spark: SparkSession) -> Iterator[None]:
+    """Delta prints what it removed, on the stdout that Java has of this process: what commands answer stands there.
+
+    Scala knows for each thread where it prints to, and a thread here has one there. Through Spark Connect all of that
+    is the server's.
+    """
+    if not hasattr(spark, "_jvm"):
+        yield
+        return
+    java: Any = spark._jvm
+    console = getattr(getattr(java.scala, "Console$"), "MODULE$")
+    before = console.out()
+    console.setOutDirect(java.java.io.PrintStream(java.java.io.OutputStream.nullOutputStream()))
+    try:
+        yield
+    finally:
+        console.setOutDirect(before)
 
 
 def _bare(condition: str) -> str:

@@ -170,16 +170,18 @@ _COUNTED: Final = {
 }
 
 
-def daily(events: DataFrame, leases: DataFrame, spans: Sequence[Span]) -> DataFrame:
+def daily(events: DataFrame, leases: DataFrame, spans: Sequence[Span], known: DataFrame | None) -> DataFrame:
+    """The days that are touched. `events` are the new ones only: what older ones counted is in `known`, the table as
+    it is.
+    """
     keys = ["shard", "date"]
-    happened = (
-        events.where(within_dates(spans))
-        .groupBy(*keys)
-        .agg(
-            F.count("*").alias("events"),
-            *(F.count(F.when(F.col("event_type") == kind, 1)).alias(name) for name, kind in _COUNTED.items()),
-        )
+    counts = ["events", *_COUNTED]
+    happened = events.groupBy(*keys).agg(
+        F.count("*").alias("events"),
+        *(F.count(F.when(F.col("event_type") == kind, 1)).alias(name) for name, kind in _COUNTED.items()),
     )
+    if known is not None:
+        happened = happened.unionByName(known.where(within_dates(spans)).select(*keys, *counts))
     granted = leases.where(within(spans, "granted_at", DAY_MS)).select(
         "shard", F.to_date("granted_at").alias("date"), "owner", "wait_ms"
     )
@@ -188,7 +190,7 @@ def daily(events: DataFrame, leases: DataFrame, spans: Sequence[Span]) -> DataFr
     )
     rows = happened.unionByName(granted, allowMissingColumns=True).unionByName(ended, allowMissingColumns=True)
     grouped = rows.groupBy(*keys).agg(
-        *(F.max(name).alias(name) for name in ("events", *_COUNTED)),
+        *(F.sum(name).alias(name) for name in counts),
         F.size(F.collect_set("owner")).alias("owners"),
         *_percentiles("wait_ms", "wait", 50, 95),
         *_percentiles("work_ms", "work", 50, 95),

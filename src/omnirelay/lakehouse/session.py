@@ -28,8 +28,13 @@ if TYPE_CHECKING:
 QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Flags of the driver's Java for short work: half the start, half the processor time until it is warm."""
 
-LONG_RUN: Final = "-XX:+UseParallelGC"
-"""Flags for work of minutes, which full compilation pays for."""
+LONG_RUN: Final = (
+    "-XX:+UseParallelGC -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000"
+    " -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
+"""Flags for work of minutes, which full compilation pays for, but only of what is run ten times as often as Java would
+have it: Spark makes new code for every query, and compiling all of that took more than a third of the processors.
+"""
 
 _DELTA: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _DELTA_CATALOG: Final = "org.apache.spark.sql.delta.catalog.DeltaCatalog"

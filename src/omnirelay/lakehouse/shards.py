@@ -14,10 +14,12 @@ from typing import Any, Final
 
 from omnirelay.errors import NotFound
 from omnirelay.segments.connecting import connect
+from omnirelay.segments.errors import BucketMissing
 from omnirelay.segments.local import LocalObjectStore
 from omnirelay.segments.store import ObjectStore
 
 _FOLDER: Final = "manifest"
+NO_SEGMENTS: Final = "error.segments.none"
 _NAMED_MAX: Final = 5
 """Shards, or directories, that a message names."""
 
@@ -32,16 +34,20 @@ async def shards_of(store: ObjectStore, chosen: Collection[str] | None = None) -
 
     Raises NotFound (`error.segments.none`) when there are none at all, or not of a chosen shard.
     """
-    holders = {holder for each in await store.list("") if (holder := _holder(each.key)) is not None}
+    try:
+        listed = await store.list("")
+    except BucketMissing as error:
+        raise NotFound(f"there are no segments: {error.message}", code=NO_SEGMENTS, field="source") from None
+    holders = {holder for each in listed if (holder := _holder(each.key)) is not None}
     # What lies deeper is of another address.
     there = sorted(name for name in holders if name and "/" not in name)
     if not there:
-        raise NotFound(_without_any(store, holders), code="error.segments.none", field="source")
+        raise NotFound(_without_any(store, holders), code=NO_SEGMENTS, field="source")
     for name in sorted(chosen or ()):
         if name not in there:
             raise NotFound(
                 f"there are no segments of {name!r} in {store.address}; it has {_listed(there)}",
-                code="error.segments.none",
+                code=NO_SEGMENTS,
                 field="shard",
                 shard=name,
             )
@@ -54,7 +60,7 @@ def check_named(who: str, named: Iterable[str], there: Collection[str], remedy: 
         if name not in there:
             raise NotFound(
                 f"{who} names the shard {name!r}; there are {_listed(sorted(there)) or 'none'}{remedy}",
-                code="error.segments.none",
+                code=NO_SEGMENTS,
                 shard=name,
             )
 

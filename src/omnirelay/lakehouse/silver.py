@@ -7,6 +7,7 @@ folded into them, and the outcome is merged back. What a fold needs of the past 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import reduce
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -85,9 +86,17 @@ CHANGES_DDL: Final = ", ".join(f"{name} {kind}" for name, kind in _SHAPE)
 """What `item_events` has: the shape that folds take."""
 
 
-def item_events(events: DataFrame) -> DataFrame:
-    """Events that name items, in one shape."""
-    return _single(events).unionByName(_listed(events)).unionByName(_restored(events))
+def item_events(events: DataFrame, kinds: Collection[str]) -> DataFrame:
+    """Events that name items, in one shape.
+
+    `kinds` are the types of all events that there are: each way to name items is another scan of them.
+    """
+    ways = [_single(events)]
+    if not set(_LISTED).isdisjoint(kinds):
+        ways.append(_listed(events))
+    if _RESTORED in kinds:
+        ways.append(_restored(events))
+    return reduce(DataFrame.unionByName, ways)
 
 
 def _shaped(rows: DataFrame, **given: Column) -> DataFrame:

@@ -144,7 +144,7 @@ class Steps:
         key = _range(after, upto)
         if (kept := self._kept.get(key)) is not None:
             return kept
-        changes = silver.item_events(self._events(after, upto))
+        changes = silver.item_events(self._events(after, upto), self._new(after, upto).kinds)
         if self._few:
             changes = self._kept[key] = changes.localCheckpoint()
         elif events_between(after, upto) <= _KEPT_EVENTS_MAX:
@@ -234,7 +234,8 @@ class Steps:
 
     def _daily(self, after: Progress, upto: Progress) -> None:
         spans = self._new(after, upto).spans
-        rows = gold_windows.daily(self._all_events(upto), self._read(LEASES), spans)
+        known = self._past(DAILY, after, upto)
+        rows = gold_windows.daily(self._events(after, upto), self._read(LEASES), spans, known)
         self._replace(DAILY, rows, after, upto, where=gold_windows.within_dates(spans))
 
     def _anomalies(self, after: Progress, upto: Progress) -> None:

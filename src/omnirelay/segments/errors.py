@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omnirelay.errors import FailedPrecondition, LogDamaged, LogFenced, NotFound
+from omnirelay.errors import FailedPrecondition, LogDamaged, LogFenced, NotFound, Unavailable
 
 
 class SegmentStoreUnusable(FailedPrecondition):
@@ -13,6 +13,12 @@ class SegmentStoreUnusable(FailedPrecondition):
 
 class ObjectMissing(NotFound):
     default_code = "error.segments.object_missing"
+
+
+class BucketMissing(Unavailable):
+    """The store answers, and has no such bucket. Whoever wrote into it before may wait for it to come back."""
+
+    default_code = "error.segments.bucket_missing"
 
 
 class SegmentsFenced(LogFenced):

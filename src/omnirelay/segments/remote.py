@@ -12,7 +12,7 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store, from_url
 
 from omnirelay.errors import OmniRelayError, Unavailable
-from omnirelay.segments.errors import ObjectMissing, SegmentStoreUnusable
+from omnirelay.segments.errors import BucketMissing, ObjectMissing, SegmentStoreUnusable
 from omnirelay.segments.store import StoredObject
 
 T = TypeVar("T")
@@ -43,6 +43,10 @@ _HOPELESS: Final = (
     exceptions.InvalidPathError,
     exceptions.NotSupportedError,
 )
+
+
+_NO_BUCKET: Final = "404 Not Found"
+"""What an answer to a listing says then. A prefix without objects is an empty list."""
 
 
 class RemoteObjectStore:
@@ -111,6 +115,8 @@ class RemoteObjectStore:
         except _HOPELESS as error:
             raise SegmentStoreUnusable(f"{self._address}: {_first_line(error)}") from None
         except exceptions.BaseError as error:
+            if not key and _NO_BUCKET in _first_line(error):
+                raise BucketMissing(f"there is no bucket {self._address}") from None
             raise Unavailable(f"{self._address}: {_first_line(error)}") from None
 
 
