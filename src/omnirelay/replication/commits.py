@@ -6,8 +6,10 @@ made only for who asks for them; whoever works on text or on frames gets those.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Final, overload
 
 import msgspec
@@ -15,6 +17,7 @@ import msgspec
 from omnirelay.log.base import Frame
 from omnirelay.log.frame import decode_header
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
+from omnirelay.replication.made import Made
 from omnirelay.wire.event_text import lines_of
 
 PIECE_BYTES: Final = 512 * 1024
@@ -34,6 +37,7 @@ class _Tags(msgspec.Struct, gc=False):
 
 
 _read_tags = msgspec.json.Decoder(_Tags).decode
+_TYPE = attrgetter("event_type")
 
 
 class Commits(Sequence[ReplicatedEvent]):
@@ -46,6 +50,8 @@ class Commits(Sequence[ReplicatedEvent]):
         self.frames = tuple(frame for frame in frames if frame.last > after)
         self.region = region
         self.after = after
+        self.made: Made | None = None
+        """What their sink writes, once it is made."""
         self._skipped = self._count_skipped()
         self._pieces: Sequence[bytes] | None = None
 
@@ -87,6 +93,10 @@ class Commits(Sequence[ReplicatedEvent]):
     def tags(self) -> list[Tag]:
         return [tag for frame in self.frames for tag in _read_tags(frame.data).events][self._skipped :]
 
+    def types(self) -> Counter[str]:
+        """How many events of each type."""
+        return Counter(self.made.types if self.made is not None else map(_TYPE, self.tags))
+
     def pieces(self) -> Sequence[bytes]:
         """The documents as JSON, one line each with a line feed behind it, cut up behind some of the lines.
 
@@ -94,6 +104,8 @@ class Commits(Sequence[ReplicatedEvent]):
         wait for it.
         """
         # Not a cached property: those of all objects wait for one lock.
+        if self.made is not None and self.made.form == "lines":
+            return self.made.parts
         if self._pieces is None:
             self._pieces = list(self._make_pieces())
         return self._pieces
