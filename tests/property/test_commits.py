@@ -107,7 +107,7 @@ def test_runs_are_the_rows_of_their_events(frames: list[Frame], repeated: int, d
             patch.setattr(runs, "_ROWS_LEAST", data.draw(st.sampled_from([0, 8])))
             commits.made = made = make("rows", commits)
         if made.runs:
-            lines = made.parts[0].decode().splitlines()
+            lines = made.parts[0].decode().split("\n")
             assert rows == [
                 (run.first + at - run.start, run.event_type, run.timestamp, run.peer, lines[at])
                 for run in made.runs

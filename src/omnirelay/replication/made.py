@@ -1,4 +1,4 @@
-"""`Made`: what a sink writes of some commits, ready to be written. Plain values, so that another process can make it."""
+"""`Made`: what a sink writes of some commits, ready to be written. Plain values: another process may make it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate, groupby
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -37,14 +37,8 @@ def runs_of(commits: Commits) -> Runs | None:
     """
     tags = commits.tags
     numbers = [tag.sequence_number for tag in tags]
-    alike: list[tuple[str, int, str | None]] = []
-    stops: list[int] = []
-    types, timestamps = [tag.event_type for tag in tags], [tag.timestamp for tag in tags]
-    for key, group in groupby(zip(types, timestamps, peers_of_commits(commits), strict=True)):
-        alike.append(key)
-        stops.append((stops[-1] if stops else 0) + sum(1 for _ in group))
-    starts = [0, *stops[:-1]]
-    spans = list(zip(starts, stops, strict=True))
+    alike, stops = _alike(commits)
+    spans = list(zip([0, *stops[:-1]], stops, strict=True))
     if len(alike) * _ROWS_LEAST > len(tags) or any(_jumps(numbers[start:stop]) for start, stop in spans):
         return None
     text = b"".join(commits.pieces())
@@ -56,6 +50,31 @@ def runs_of(commits: Commits) -> Runs | None:
         for ends in [(begins[start], begins[stop])]
     ]
     return Runs(text, _places(sizes, begins, runs), runs)
+
+
+_Alike: TypeAlias = tuple[str, int, str | None]
+"""Type, instant and peer."""
+
+
+def _alike(commits: Commits) -> tuple[list[_Alike], list[int]]:
+    """What one row after the other has in common, and behind which row that ends."""
+    tags, peers = commits.tags, peers_of_commits(commits)
+    types, timestamps = [tag.event_type for tag in tags], [tag.timestamp for tag in tags]
+    alike: list[_Alike] = []
+    stops: list[int] = []
+    at = 0
+    for count in commits.counts():
+        start, at = at, at + count
+        columns: tuple[list[Any], ...] = (types[start:at], timestamps[start:at], peers[start:at])
+        # Most commits are of one kind; to count is far quicker than to compare one by one.
+        if all(column.count(column[0]) == count for column in columns):
+            alike.append((types[start], timestamps[start], peers[start]))
+            stops.append(at)
+            continue
+        for key, group in groupby(zip(types[start:at], timestamps[start:at], peers[start:at], strict=True)):
+            alike.append(key)
+            stops.append((stops[-1] if stops else 0) + sum(1 for _ in group))
+    return alike, stops
 
 
 def _jumps(numbers: list[int]) -> bool:

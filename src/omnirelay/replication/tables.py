@@ -14,10 +14,10 @@ import apsw
 from omnirelay.log.files import make_directories
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent
-from omnirelay.replication.owners import Newest, newest_of, of_another_log
-from omnirelay.replication.rows import Row, rows_of
 from omnirelay.replication.made import Made
 from omnirelay.replication.making import make
+from omnirelay.replication.owners import Newest, newest_of, of_another_log
+from omnirelay.replication.rows import Row, rows_of
 from omnirelay.replication.settings import TABLE, is_table_name
 from omnirelay.replication.sinks import SinkUnusable, TargetChanged, not_writable
 from omnirelay.replication.table_shape import TableShape

@@ -16,7 +16,9 @@ import logging
 import os
 import subprocess
 import sys
-from typing import Final, Protocol
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -61,13 +63,13 @@ class InThread:
 IN_THREAD: Final = InThread()
 
 
-def _started(parcels: Parcels) -> subprocess.Popen[bytes]:
+def _started(parcels: Parcels, form: Form) -> subprocess.Popen[bytes]:
     """Raises OSError."""
     if not sys.executable or getattr(sys, "frozen", False):
         raise OSError("there is no interpreter to start")  # What is called so would be the whole program once more.
     return subprocess.Popen(
         # Without the directory that the node happens to be started in: something there may be called like a module.
-        [sys.executable, "-P", "-m", "omnirelay.replication.workshop_process", str(parcels.file)],
+        [sys.executable, "-P", "-m", "omnirelay.replication.workshop_process", str(parcels.file), form],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -79,7 +81,7 @@ def _started(parcels: Parcels) -> subprocess.Popen[bytes]:
 
 
 class _Worker:
-    """One process, started with the first call. Calls must not overlap."""
+    """One process. Calls must not overlap."""
 
     def __init__(self) -> None:
         self._thread = OneThread("omnirelay-workshop")
@@ -96,13 +98,20 @@ class _Worker:
         async with asyncio.timeout(_ANSWER_S):
             return await self._thread.run(lambda: self._make(form, commits))
 
-    def _make(self, form: Form, commits: Commits) -> Made:
-        if self._parcels is None:
-            self._parcels = new_parcels()
-        if self._process is None:
-            self._process = _started(self._parcels)
+    async def start(self, form: Form) -> None:
+        """The process, unless it was started; it will be asked for this first. Raises OSError."""
+        await self._thread.run(lambda: self._start(form))
+
+    def _start(self, form: Form) -> None:
         if self._ended:
             raise OSError("the node has ended it")
+        if self._process is None:
+            self._parcels = self._parcels or new_parcels()
+            self._process = _started(self._parcels, form)
+
+    def _make(self, form: Form, commits: Commits) -> Made:
+        assert self._process is not None
+        assert self._parcels is not None
         orders, answers, parcels = self._process.stdin, self._process.stdout, self._parcels
         assert orders is not None
         assert answers is not None
@@ -138,11 +147,12 @@ class Workshop:
 
     def __init__(self, *, workers_max: int = WORKERS_MAX, worth_bytes: int = WORTH_BYTES) -> None:
         self._worth_bytes = worth_bytes
+        self._workers_max = workers_max
         self._room = asyncio.Semaphore(workers_max)
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
         self._ending: asyncio.TimerHandle | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._paused_until = 0.0
         self._closed = False
 
@@ -162,9 +172,15 @@ class Workshop:
         now = asyncio.get_running_loop().time
         if self._closed or now() < self._paused_until:
             return None
+        if not self._idle and not self._busy:
+            # All at once: who has much to do will want them all, and they take a moment to get ready.
+            self._idle = [_Worker() for _ in range(self._workers_max)]
+            for each in self._idle:
+                self._beside(each.start(form))
         worker = self._idle.pop() if self._idle else _Worker()
         self._busy.add(worker)
         try:
+            await worker.start(form)
             made = await worker.make(form, commits)
         except (OSError, TimeoutError, msgspec.MsgspecError) as error:
             _log.warning("workshop_lost", extra={"reason": reason_of(error)})
@@ -194,9 +210,16 @@ class Workshop:
             self._end_later(self._idle.pop())
 
     def _end_later(self, worker: _Worker) -> None:
-        task = asyncio.create_task(self._end(worker))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._beside(self._end(worker))
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        async def done() -> None:
+            with suppress(OSError):  # It is there for whoever is to use that process.
+                await work
+
+        task = asyncio.create_task(done())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _end(self, worker: _Worker) -> None:
         self._busy.discard(worker)
@@ -211,5 +234,5 @@ class Workshop:
         self._end_idle()
         for worker in tuple(self._busy):
             self._end_later(worker)
-        if self._closing:
-            await asyncio.wait(self._closing)
+        if self._tasks:
+            await asyncio.wait(self._tasks)

@@ -1,7 +1,7 @@
-"""The other process of the workshop: `python -m omnirelay.replication.workshop_process FILE`.
+"""The other process of the workshop: `python -m omnirelay.replication.workshop_process FILE FORM`.
 
-It makes what sinks write of commits that the node sends it, and changes nothing anywhere. It ends when the node closes its
-end, or is gone.
+It makes what sinks write of commits that the node sends it, and changes nothing anywhere. It ends when the node closes
+its end, or is gone.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -17,7 +18,7 @@ from omnirelay.engine.process import tune_process
 from omnirelay.log.base import Frame
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.made import Form, Made, Run
-from omnirelay.replication.making import make
+from omnirelay.replication.making import load_segments, make
 from omnirelay.replication.parcels import TICKET, Parcels
 
 _NICENESS: Final = 10
@@ -50,9 +51,7 @@ class SentFrame(msgspec.Struct, array_like=True, gc=False):
         )
 
     def with_data(self, data: bytes) -> Frame:
-        return Frame(
-            self.first, self.last, self.count, self.epoch, self.generation, self.time_ms, data, self.chain
-        )
+        return Frame(self.first, self.last, self.count, self.epoch, self.generation, self.time_ms, data, self.chain)
 
 
 class Order(msgspec.Struct, array_like=True):
@@ -103,10 +102,10 @@ def serve(parcels: Parcels, orders: int, answers: int) -> None:
 def main() -> None:
     tune_process()
     os.nice(_NICENESS)
-    try:
+    if sys.argv[2] in ("parquet", "jsonl"):
+        load_segments()  # Before the first order comes, if it takes a moment.
+    with suppress(BrokenPipeError):  # The node is gone before it got an answer.
         serve(Parcels(int(sys.argv[1])), sys.stdin.fileno(), sys.stdout.fileno())
-    except BrokenPipeError:
-        pass  # It is gone before it got an answer.
     # Without taking everything down in order, which takes a while and changes nothing.
     os._exit(0)
 

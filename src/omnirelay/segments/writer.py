@@ -58,9 +58,10 @@ class SegmentWriter:
         shard = self.archive.shard
         log_id = await in_thread(_log_id, frames[0], shard)
         before = await in_thread(_checked, shard, log_id, manifest, frames)
-        data = encoded or await in_thread(encode_frames, frames, self.kind, self.region)
-        entry = await in_thread(entry_of, frames, before, self.kind, data)
-        await self.archive.store.put_if_absent(segment_key(shard, entry.name), data)
+        if encoded is None:
+            encoded = await in_thread(encode_frames, frames, self.kind, self.region)
+        entry = await in_thread(entry_of, frames, before, self.kind, encoded)
+        await self.archive.store.put_if_absent(segment_key(shard, entry.name), encoded)
 
         def extended(newest: Manifest | None) -> Manifest | None:
             if not same_place(newest, manifest):
