@@ -21,6 +21,8 @@ from omnirelay.replication.settings import FollowSettings, SinkSettings
 from omnirelay.testing.clock import FakeClock
 from tests.integration.nodes import Http, settings_for
 from tests.integration.shards import Place, enqueued, frames_of, items, soon
+from tests.integration.stream_peers import peer_of
+from tests.patience import PATIENCE_MS
 
 ITEM = {"payload": {"resourceType": "table", "resourceId": "orders"}}
 QUICK = FollowSettings(linger_ms=0, retry_first_ms=1, retry_max_ms=5)
@@ -299,4 +301,31 @@ async def test_a_node_stops_soon_although_a_sink_hangs(monkeypatch: pytest.Monke
         await soon(asked.wait())
         await soon(node.stop())
         await soon(hung_up.wait())
+    server.close()
+
+
+async def test_streams_hear_of_the_end_of_a_node_before_a_sink_that_hangs_is_given_up() -> None:
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await may_answer.wait()
+        writer.close()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    hook = sink("hook", "webhook", url=f"http://127.0.0.1:{port}/", follow=FollowSettings(timeout_ms=600_000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("omnirelay.replication.following.GRACE_MS", PATIENCE_MS)
+        async with node_with(hook) as node, peer_of(node.url) as peer, Http(node) as http:
+            await peer.open(credit=1)
+            await http.call("enqueue", ITEM)
+            await peer.leases(1)
+            await soon(asked.wait())
+            stopping = asyncio.create_task(node.stop())
+            await peer.closed()
+            assert not stopping.done()
+            patch.setattr("omnirelay.replication.following.GRACE_MS", 50)
+            may_answer.set()
+            await soon(stopping)
     server.close()

@@ -20,8 +20,9 @@ from omnirelay.replication import runs
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.done import Done
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame, json_of
+from omnirelay.replication.made import Run
+from omnirelay.replication.making import make
 from omnirelay.replication.rows import rows_of
-from omnirelay.replication.runs import Run, runs_of
 from omnirelay.replication.settings import TABLE
 from omnirelay.replication.tables import SqliteSink
 from omnirelay.wire.instants import instant
@@ -104,19 +105,20 @@ def test_runs_are_the_rows_of_their_events(frames: list[Frame], repeated: int, d
         rows = rows_of(commits)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(runs, "_ROWS_LEAST", data.draw(st.sampled_from([0, 8])))
-            found = runs_of(commits)
-        if found is not None:
+            commits.made = made = make("rows", commits)
+        if made.runs:
+            lines = made.parts[0].decode().split("\n")
             assert rows == [
-                (run.first + at - run.start, run.event_type, run.timestamp, run.peer, found.texts[at])
-                for run in found.runs
+                (run.first + at - run.start, run.event_type, run.timestamp, run.peer, lines[at])
+                for run in made.runs
                 for at in range(run.start, run.stop)
             ]
         with tempfile.TemporaryDirectory() as directory:
             sink = SqliteSink(Path(directory))
             sink._open("jobs")
             assert sink._database is not None
-            sink._insert(commits, found)
-            sink._insert(commits, found)  # What is there already is left alone.
+            sink._insert(commits)
+            sink._insert(commits)  # What is there already is left alone.
             table = sink._database.execute(f"select * from {TABLE} order by sequence_number").fetchall()
             sink._let_go()
         assert table == rows
@@ -125,9 +127,8 @@ def test_runs_are_the_rows_of_their_events(frames: list[Frame], repeated: int, d
 def test_a_commit_of_a_few_calls_goes_into_a_table_in_runs() -> None:
     """Else nothing above would be of use."""
     frame = encode_frame("jobs", "log", 1, 1, 5, [TimeAdvanced(sequence_number=at, timestamp=5) for at in range(1, 41)])
-    found = runs_of(Commits([frame], "eu", 10))
-    assert found is not None
-    assert found.runs == [Run(11, EVENT_NUMBERS["TimeAdvanced"], instant(5), None, 0, 30)]
+    made = make("rows", Commits([frame], "eu", 10))
+    assert made.runs == [Run(11, EVENT_NUMBERS["TimeAdvanced"], instant(5), None, 0, 30, 0, len(made.parts[0]))]
 
 
 @profile(25)

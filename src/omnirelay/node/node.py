@@ -191,6 +191,9 @@ class Node:
         self.dispatcher.draining = True
         self.application.drain()
         _log.info("node_stopping", extra={"active": self.dispatcher.active})
+        # First: what they have not begun can go elsewhere, and a sink that hangs takes its time.
+        for component in self.components:
+            component.end_streams()
         await self.replication.stop()
         # Closing a shard answers everybody who waits in it, so no connection is held up by a long poll.
         await asyncio.gather(*(component.stop() for component in self.components), return_exceptions=True)

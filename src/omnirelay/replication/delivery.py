@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
+
+import msgspec
 
 from omnirelay.errors import OmniRelayError, Unavailable
 from omnirelay.replication.checkpoints import Checkpoints
@@ -23,6 +25,9 @@ _log = logging.getLogger("omnirelay.replication")
 
 T = TypeVar("T")
 
+LARGE_BYTES: Final = 256 * 1024
+"""So much of the log is prepared before it is delivered, even if nothing is under way meanwhile."""
+
 
 def is_being_cancelled() -> bool:
     """Whether a CancelledError is meant for the task that runs this, and not for one that it waits for."""
@@ -30,8 +35,15 @@ def is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+class _Ahead(msgspec.Struct, frozen=True, gc=False):
+    """What to deliver later, read and being prepared while the delivery before it is under way."""
+
+    commits: Commits
+    prepared: asyncio.Task[None]
+
+
 class Delivery:
-    """Calls must not overlap."""
+    """Calls must not overlap. Close it."""
 
     def __init__(
         self,
@@ -49,8 +61,7 @@ class Delivery:
         self._checkpoints = checkpoints
         self._settings = settings
         self._refusals: Counter[int] = Counter()
-        self._ahead: Commits | None = None
-        """What to deliver next, read and prepared while the delivery before it was under way."""
+        self._ahead: deque[_Ahead] = deque()
         self.parked = self._parked_newest = 0
         self.parkings = 0
         """How often an event was parked since the start."""
@@ -79,16 +90,30 @@ class Delivery:
 
     async def _next_commits(self, after: int, linger: Callable[[float], Awaitable[None]]) -> Commits:
         most, size = self._settings.batch_events, self._settings.batch_bytes
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.after == after:
-            return ahead
+        if self._ahead and self._ahead[0].commits.after == after:
+            ahead = self._ahead.popleft()
+            await asyncio.wait((ahead.prepared,))
+            return ahead.commits
+        self._forget_ahead()
         batch = await self._cursor.read_commits(after, most, size)
         if batch and not self._is_full(batch) and self._settings.linger_ms:
             await linger(self._settings.linger_ms / 1000)
             if self._shard.last_sequence > batch.last:
                 more = await self._cursor.read_commits(batch.last, most - len(batch), size - batch.size)
                 batch = batch.followed_by(more)
+        if batch and batch.size >= LARGE_BYTES:
+            await self._prepare(batch)
         return batch
+
+    def _forget_ahead(self) -> None:
+        while self._ahead:
+            self._ahead.pop().prepared.cancel()
+
+    async def close(self) -> None:
+        """Let go of what was to be delivered later. Safe to call twice."""
+        left = [ahead.prepared for ahead in self._ahead]
+        self._forget_ahead()
+        await asyncio.gather(*left, return_exceptions=True)
 
     def _is_full(self, batch: Commits) -> bool:
         if len(batch) >= self._settings.batch_events or batch.size >= self._settings.batch_bytes:
@@ -123,27 +148,32 @@ class Delivery:
 
     async def _read_ahead(self, batch: Sequence[ReplicatedEvent]) -> None:
         if isinstance(batch, Commits):
-            await self._prepare_next(batch.last)
+            await self._read_commits_ahead(batch)
         else:
             await self._cursor.read_ahead(self._settings.batch_events, self._settings.batch_bytes)
 
-    async def _prepare_next(self, after: int) -> None:
+    async def _read_commits_ahead(self, batch: Commits) -> None:
         """Read the next commits and have the sink prepare them, unless company would still be waited for. Raises
         nothing: whatever is wrong is there for the delivery, too.
         """
-        try:
-            ahead = await self._cursor.read_commits(after, self._settings.batch_events, self._settings.batch_bytes)
-        except OmniRelayError:
-            return
-        if not ahead or not self._is_full(ahead):
-            self._cursor.put_back(ahead)
-            return
-        self._ahead = ahead
+        most, size = self._settings.batch_events, self._settings.batch_bytes
+        while len(self._ahead) < getattr(self._sink, "prepares_ahead", 1):
+            after = self._ahead[-1].commits.last if self._ahead else batch.last
+            try:
+                commits = await self._cursor.read_commits(after, most, size)
+            except OmniRelayError:
+                return
+            if not commits or not self._is_full(commits):
+                self._cursor.put_back(commits)
+                return
+            self._ahead.append(_Ahead(commits, asyncio.create_task(self._prepare(commits))))
+
+    async def _prepare(self, commits: Commits) -> None:
         prepare: Callable[[Commits], Awaitable[None]] | None = getattr(self._sink, "prepare", None)
         try:
             if prepare is not None:
-                await prepare(ahead)
-            await asyncio.to_thread(Done.of, ahead)
+                await prepare(commits)
+            await asyncio.to_thread(Done.of, commits)
         except Exception as error:
             place = {"sink": self._name, "shard": self._shard.log.shard}
             _log.debug("commits_not_prepared", extra={**place, "reason": reason_of(error)})

@@ -27,7 +27,7 @@ class Done(msgspec.Struct, frozen=True, gc=False):
     def of(cls, batch: Sequence[ReplicatedEvent]) -> Done:
         if isinstance(batch, Commits):
             frames = batch.frames
-            return cls(batch.last, frames[0].time_ms, frames[-1].time_ms, Counter(map(_TYPE, batch.tags)))
+            return cls(batch.last, frames[0].time_ms, frames[-1].time_ms, batch.types())
         return cls(batch[-1].sequence, batch[0].timestamp, batch[-1].timestamp, Counter(map(_TYPE, batch)))
 
     @property

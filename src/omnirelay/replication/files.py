@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from omnirelay.replication.owners import DirectoryOwner, Newest, Owner, newest_o
 from omnirelay.replication.settings import ROTATE_BYTES
 from omnirelay.replication.sinks import SinkUnusable, TargetChanged, not_writable
 from omnirelay.replication.threads import OneThread
+from omnirelay.replication.workshop import IN_THREAD, Maker
 
 _OWN_NAME: Final = re.compile(r"[0-9]{20}\.jsonl")
 
@@ -79,6 +79,8 @@ class FileSink:
     """
 
     rebuilds_state = False
+    prepares_ahead = 2
+    maker: Maker = IN_THREAD
 
     newest: Newest | None = None
     """The last event that the files had when they were opened, where they keep all of them."""
@@ -183,7 +185,7 @@ class FileSink:
 
     async def prepare(self, commits: Commits) -> None:
         """Make the text of what comes next while the disk is busy with what comes before it."""
-        await asyncio.to_thread(commits.pieces)
+        commits.made = await self.maker.make("lines", commits)
 
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
         await self._thread.run(lambda: self._apply(events))

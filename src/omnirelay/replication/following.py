@@ -103,6 +103,7 @@ class Follower:
         for each in hanging:
             each.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await self._delivery.close()
         await self._cursor.close()
         await self._close_sink()
 

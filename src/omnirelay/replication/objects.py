@@ -20,6 +20,7 @@ from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.extras import extra
 from omnirelay.replication.settings import SEGMENT_BYTES
 from omnirelay.replication.sinks import SinkUnusable
+from omnirelay.replication.workshop import IN_THREAD, Maker
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.errors import SegmentsDamaged, SegmentsFenced, SegmentStoreUnusable
 from omnirelay.segments.store import ObjectStore
@@ -51,6 +52,8 @@ class SegmentSink:
     # No event can be left out, the chain sees to that; but a log that was trimmed may be followed from its start on.
     rebuilds_state = False
     takes_commits = True
+    prepares_ahead = 2
+    maker: Maker = IN_THREAD
 
     def __init__(
         self,
@@ -87,21 +90,21 @@ class SegmentSink:
 
     async def prepare(self, commits: Commits) -> None:
         """Encode the next segment while the store is busy with the one before it."""
-        if self._writer is not None:
-            await self._writer.prepare(commits.frames, commits.region)
+        commits.made = await self.maker.make(self._kind, commits)
 
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
         assert self._writer is not None
         assert self._keeper is not None
         if not events:
             return
+        made = None
         if isinstance(events, Commits):
-            region, frames = events.region, list(events.frames)
+            region, frames, made = events.region, list(events.frames), events.made
         else:
             region, frames = events[0].region, await in_thread(_frames_of, events)
         self._writer.region = region
         with _explained():
-            manifest = await self._writer.append(frames)
+            manifest = await self._writer.append(frames, made.parts[0] if made is not None and made.parts else None)
         if manifest is not None:
             self._keeper.look(manifest)
 

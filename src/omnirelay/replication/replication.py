@@ -19,6 +19,7 @@ from omnirelay.replication.owners import Newest
 from omnirelay.replication.settings import SinkSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
 from omnirelay.replication.status import FollowStatus
+from omnirelay.replication.workshop import Maker, Workshop
 
 
 class _MadeWhenOpened:
@@ -27,8 +28,9 @@ class _MadeWhenOpened:
     One that turned out to be unusable is made anew, because whoever resumes it has changed something.
     """
 
-    def __init__(self, settings: SinkSettings, place: SinkPlace) -> None:
+    def __init__(self, settings: SinkSettings, place: SinkPlace, maker: Maker) -> None:
         self._settings = settings
+        self._maker = maker
         self._place = place
         self._made: ReplicationSink | None = None
         self._log_id: str | None = None
@@ -49,6 +51,10 @@ class _MadeWhenOpened:
         return getattr(self._made, "takes_commits", False)
 
     @property
+    def prepares_ahead(self) -> int:
+        return getattr(self._made, "prepares_ahead", 1)
+
+    @property
     def newest(self) -> Newest | None:
         return getattr(self._made, "newest", None)
 
@@ -59,6 +65,8 @@ class _MadeWhenOpened:
         if self._made is None:
             # In a thread: a package may be imported for it.
             self._made = await asyncio.to_thread(make_sink, self._settings, self._place)
+            if hasattr(self._made, "maker"):
+                self._made.maker = self._maker
         of_log = getattr(self._made, "of_log", None)
         if of_log is not None:
             of_log(self._log_id)
@@ -102,6 +110,7 @@ class Replication:
         self._directory = directory
         self._region = region
         self._checkpoints = Checkpoints(directory / CHECKPOINT_FILE if durable else None)
+        self.workshop = Workshop()
         self._sinks: dict[tuple[str, str], _MadeWhenOpened] = {}
 
     def follow(self, shard: Shard) -> None:
@@ -115,7 +124,7 @@ class Replication:
             return holder_in(shard.state, item, lease_id)
 
         name = shard.log.shard
-        sink = _MadeWhenOpened(settings, SinkPlace(settings.name, name, self._directory, lookup))
+        sink = _MadeWhenOpened(settings, SinkPlace(settings.name, name, self._directory, lookup), self.workshop)
         follower = Follower(settings.name, sink, shard, self._checkpoints, settings.follow, region=self._region)
         if settings.follow.required:
             shard.add_trim_guard(follower.needs_from)
@@ -126,6 +135,7 @@ class Replication:
     async def stop(self) -> None:
         """End every delivery. Safe to call twice."""
         await asyncio.gather(*(follower.stop() for follower in self.followers))
+        await self.workshop.close()
         await self._checkpoints.close()
 
     def status(self) -> list[FollowStatus]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,13 +14,15 @@ import apsw
 from omnirelay.log.files import make_directories
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.made import Made
+from omnirelay.replication.making import make
 from omnirelay.replication.owners import Newest, newest_of, of_another_log
 from omnirelay.replication.rows import Row, rows_of
-from omnirelay.replication.runs import Runs, runs_of
 from omnirelay.replication.settings import TABLE, is_table_name
 from omnirelay.replication.sinks import SinkUnusable, TargetChanged, not_writable
 from omnirelay.replication.table_shape import TableShape
 from omnirelay.replication.threads import OneThread
+from omnirelay.replication.workshop import IN_THREAD, Maker
 
 _ROWS_TOGETHER: Final = (500, 50, 1)
 """Rows of one statement. With every step of a statement the interpreter lock changes hands, and getting it back from a
@@ -35,7 +36,7 @@ _OWNERS: Final = "OmniRelayOwners"
 """The table that says which log the rows of each table came from."""
 
 _TAKES_ARRAYS: Final = "ENABLE_CARRAY" in apsw.compile_options
-"""Whether SQLite takes many texts at once, which it then makes rows of while others use the interpreter."""
+"""Whether SQLite takes many places of texts at once, which it then makes rows of while others use the interpreter."""
 
 
 def _file_at(path: str) -> tuple[int, int] | None:
@@ -60,11 +61,6 @@ def _writing(database: apsw.Connection) -> Iterator[apsw.Connection]:
         raise
 
 
-def _inserts(events: Sequence[ReplicatedEvent]) -> Runs | list[Row]:
-    runs = runs_of(events) if _TAKES_ARRAYS and isinstance(events, Commits) else None
-    return rows_of(events) if runs is None else runs
-
-
 class SqliteSink:
     """One file per shard: `{directory}/{shard}.db`. The table itself says how far it reaches.
 
@@ -73,6 +69,8 @@ class SqliteSink:
 
     rebuilds_state = False
     takes_commits = True
+    prepares_ahead = 2
+    maker: Maker = IN_THREAD
     newest: Newest | None = None
     """The last event that the table had when it was opened."""
 
@@ -91,7 +89,6 @@ class SqliteSink:
         self._log_id: str | None = None
         self._shard = ""
         self._thread = OneThread("omnirelay-sqlite-sink")
-        self._prepared: tuple[Commits, Runs | list[Row]] | None = None
 
     def of_log(self, log_id: str) -> None:
         """Which log it follows. A table with another one's events is refused."""
@@ -157,28 +154,29 @@ class SqliteSink:
 
     async def prepare(self, commits: Commits) -> None:
         """Make the rows of what comes next while the database is busy with what comes before it."""
-        self._prepared = (commits, await asyncio.to_thread(_inserts, commits))
+        if _TAKES_ARRAYS:
+            commits.made = await self.maker.make("rows", commits)
 
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
-        # Taken before anything is waited for: what is prepared meanwhile is for the next one.
-        prepared, self._prepared = self._prepared, None
-        ready = prepared[1] if prepared is not None and prepared[0] is events else None
-        await self._thread.run(lambda: self._insert(events, ready))
+        await self._thread.run(lambda: self._insert(events))
 
-    def _insert(self, events: Sequence[ReplicatedEvent], ready: Runs | list[Row] | None = None) -> None:
+    def _insert(self, events: Sequence[ReplicatedEvent]) -> None:
         if self._database is None:
             raise TargetChanged(f"{self._path} has to be opened again first", file=str(self._path))
         # Here and not in the event loop: a large batch takes a while.
-        inserts = _inserts(events) if ready is None else ready
+        if _TAKES_ARRAYS and isinstance(events, Commits) and events.made is None:
+            events.made = make("rows", events)
+        made = events.made if isinstance(events, Commits) else None
+        rows = [] if made is not None and made.runs else rows_of(events)
         self._check_place()
         try:
             with _writing(self._database) as database:
                 self._claim(database)
                 before = database.total_changes()
-                if isinstance(inserts, Runs):
-                    self._insert_runs(database, inserts)
+                if made is not None and made.runs:
+                    self._insert_runs(database, made)
                 else:
-                    self._insert_rows(database, inserts)
+                    self._insert_rows(database, rows)
                 if database.total_changes() - before < len(events):
                     self._shape.check_same(database, rows_of(events))
         except apsw.ConstraintError as error:
@@ -193,10 +191,14 @@ class SqliteSink:
                 what = "was removed or moved" if there is None else "was replaced by another file"
                 raise TargetChanged(f"{name} {what}", file=name)
 
-    def _insert_runs(self, database: apsw.Connection, runs: Runs) -> None:
-        for run in runs.runs:
-            texts = apsw.carray(runs.texts, start=run.start, stop=run.stop)
-            database.execute(self._shape.insert_run, (run.first, run.event_type, run.timestamp, run.peer, texts))
+    def _insert_runs(self, database: apsw.Connection, made: Made) -> None:
+        text, places = memoryview(made.parts[0]), memoryview(made.parts[1]).cast("q")
+        for run in made.runs:
+            lines = apsw.carray(places, start=run.start, stop=run.stop)
+            of_run = text[run.begins : run.ends]
+            database.execute(
+                self._shape.insert_run, (run.first, run.event_type, run.timestamp, run.peer, lines, of_run)
+            )
 
     def _insert_rows(self, database: apsw.Connection, rows: list[Row]) -> None:
         at = 0

@@ -1,24 +1,26 @@
 """From stored events to Arrow columns, and from columns back to frames.
 
-Columns are filled type by type: all enqueues at once, then all grants, and only the fields that the type has. The rows
-are then brought into the order of the log by one permutation. That is several times quicker than going event by event.
+Columns are filled run by run: all enqueues of a call at once, then all grants, and only the fields that the type has.
+Where runs are short they are filled type by type, and the rows are then brought into the order of the log by one
+permutation. Either is several times quicker than going event by event.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from operator import attrgetter
+from itertools import groupby
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import astuple
 
 from omnirelay.core.events import NO_PROGRESS, Event
 from omnirelay.log.base import Frame
 from omnirelay.log.frame import FrameRecord, decode_header
-from omnirelay.segments.schema import FRAME_FIELDS, INSTANT, arrow_schema, own_columns
+from omnirelay.segments.schema import FRAME_FIELDS, arrow_schema, own_columns
 from omnirelay.segments.unknown import UnknownType, read_event
 from omnirelay.wire.event_schema import snake
 
@@ -102,9 +104,8 @@ _RUN_COLUMNS = (
     "frame_time",
 )
 
-_sequence_of = attrgetter("sequence_number")
-_timestamp_of = attrgetter("timestamp")
-_version_of = attrgetter("schema_version")
+_RUN_ROWS_LEAST = 16
+"""Where runs of one type are shorter, it is quicker to fill columns type by type and to bring the rows into order."""
 
 
 class _Rows:
@@ -136,9 +137,6 @@ class _Rows:
     def batch(self) -> pa.RecordBatch:
         schema = arrow_schema()
         columns = self._columns_of_types(schema)
-        columns["sequence"] = pa.array(map(_sequence_of, self.events), pa.int64(), size=len(self.events))
-        columns["timestamp"] = pa.array(map(_timestamp_of, self.events), INSTANT, size=len(self.events))
-        columns["schema_version"] = pa.array(map(_version_of, self.events), pa.int64(), size=len(self.events))
         ends = pa.array(self._ends, pa.int32())
         for at, name in enumerate(_RUN_COLUMNS):
             values = pa.array([run[at] for run in self._runs], schema.field(name).type)
@@ -157,6 +155,9 @@ class _Rows:
         return pa.array(rows, kind)
 
     def _columns_of_types(self, schema: pa.Schema) -> dict[str, pa.Array]:
+        runs = [(kind, list(run)) for kind, run in groupby(self.events, type)]
+        if len(runs) * _RUN_ROWS_LEAST <= len(self.events):
+            return _columns_of(runs)
         groups: dict[type, list[int]] = {}
         for row, event in enumerate(self.events):
             try:
@@ -168,54 +169,76 @@ class _Rows:
         for at, row in enumerate(order):
             place[row] = at
         permutation = pa.array(place, pa.int32())
-        parts: dict[str, dict[type, pa.Array]] = {}
-        names = []
-        for kind, rows in groups.items():
-            events: list[Any] = [self.events[row] for row in rows]
-            names.append(pa.array([event.event_type for event in events] if kind is UnknownType else [kind.__name__]))
-            for name, values in _filled(kind, events).items():
-                parts.setdefault(name, {})[kind] = values
-        columns = {}
-        for _, field in own_columns():
-            of_types = parts.get(field.name)
-            if of_types is None:
-                columns[field.name] = pa.nulls(len(order), field.type)
+        columns = _columns_of([(kind, [self.events[row] for row in rows]) for kind, rows in groups.items()])
+        return {name: column.take(permutation) for name, column in columns.items()}
+
+
+def _columns_of(runs: Sequence[tuple[type, list[Any]]]) -> dict[str, pa.Array]:
+    """The columns that types have, of one run of each type after the other."""
+    filled = [_filled(kind, events) for kind, events in runs]
+    columns = {}
+    for field in (*_IN_EVERY_EVENT, *(column for _, column in own_columns())):
+        pieces, absent = [], 0
+        for (_, events), of_run in zip(runs, filled, strict=True):
+            values = of_run.get(field.name)
+            if values is None:
+                absent += len(events)
                 continue
-            pieces = [
-                of_types[kind] if kind in of_types else pa.nulls(len(rows), field.type) for kind, rows in groups.items()
-            ]
-            columns[field.name] = pa.concat_arrays(pieces).take(permutation)
-        repeated = [
-            name if len(name) == len(rows) else pa.repeat(name[0], len(rows))
-            for name, rows in zip(names, groups.values(), strict=True)
-        ]
-        whole = pa.concat_arrays(repeated) if repeated else pa.nulls(0, pa.string())
-        columns["event_type"] = whole.take(permutation)
-        return columns
+            pieces += [pa.nulls(absent, field.type), values] if absent else [values]
+            absent = 0
+        columns[field.name] = pa.concat_arrays([*pieces, pa.nulls(absent, field.type)])
+    names = [
+        pa.array([event.event_type for event in events])
+        if kind is UnknownType
+        else pa.repeat(pa.scalar(kind.__name__), len(events))
+        for kind, events in runs
+    ]
+    columns["event_type"] = pa.concat_arrays(names) if names else pa.nulls(0, pa.string())
+    return columns
 
 
 def _filled(kind: type, events: list[Any]) -> dict[str, pa.Array]:
-    return {name: fill(events) for name, fill in _fillers(kind)}
+    members = _members(kind, events)
+    filled = {}
+    for column, path, is_plain in _fields_of(kind):
+        if len(path) == 2 and path not in members:
+            inside: Any = members[path[:1]]
+            members |= {(path[0], *name): values for name, values in _members(type(inside[0]), inside).items()}
+        filled[column.name] = _array(members[path], column.type, is_plain)
+    return filled
+
+
+def _members(kind: type, structs: Sequence[Any]) -> dict[tuple[str, ...], tuple[Any, ...]]:
+    """The values of each field. All fields of a struct at once take a quarter of the time that each alone takes."""
+    names = kind.__struct_fields__  # type: ignore[attr-defined]
+    return {(name,): values for name, values in zip(names, zip(*map(astuple, structs), strict=True), strict=True)}
 
 
 @cache
-def _fillers(kind: type) -> tuple[tuple[str, Callable[[list[Any]], pa.Array]], ...]:
-    """How the columns of one event type are filled."""
-    return tuple(
-        (column.name, _filler(".".join(snake(each) for each in field.path), field.kind, column.type))
-        for field, column in own_columns()
-        if kind.__name__ in field.types
+def _fields_of(kind: type) -> tuple[tuple[pa.Field, tuple[str, ...], bool], ...]:
+    """The columns of one event type, where their values are, and whether these are stored as they are."""
+    return (
+        *((column, (name,), True) for column, name in zip(_IN_EVERY_EVENT, _EVERY_EVENT, strict=True)),
+        *(
+            (column, tuple(snake(each) for each in field.path), field.kind in _PLAIN)
+            for field, column in own_columns()
+            if kind.__name__ in field.types
+        ),
     )
 
 
+_EVERY_EVENT = ("sequence_number", "timestamp", "schema_version")
+_IN_EVERY_EVENT = tuple(arrow_schema().field(name) for name in ("sequence", "timestamp", "schema_version"))
 _PLAIN = frozenset({"text", "whole number", "yes or no", "instant", "bytes"})
 
 
-def _filler(path: str, kind: str, arrow: pa.DataType) -> Callable[[list[Any]], pa.Array]:
-    get = attrgetter(path)
-    if kind in _PLAIN:
-        return lambda events: pa.array(map(get, events), arrow, size=len(events))
-    return lambda events: pa.array([_as_json(get(event)) for event in events], arrow)
+def _array(values: Sequence[Any], kind: pa.DataType, is_plain: bool) -> pa.Array:
+    first = values[0]
+    # Much is the same in all events of a call, and most is not there.
+    if first is values[-1] and values.count(first) == len(values):
+        value = first if is_plain else _as_json(first)
+        return pa.nulls(len(values), kind) if value is None else pa.repeat(pa.scalar(value, kind), len(values))
+    return pa.array(values if is_plain else [_as_json(value) for value in values], kind)
 
 
 def _as_json(value: Any) -> str | None:

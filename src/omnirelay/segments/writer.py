@@ -11,7 +11,6 @@ or finds another history and stops with SegmentsFenced.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
 
 import msgspec
 
@@ -27,18 +26,6 @@ from omnirelay.segments.segment import SegmentFormat, encode_frames, entry_of, f
 from omnirelay.segments.threads import in_thread
 
 
-class _Prepared(msgspec.Struct, frozen=True, gc=False):
-    """The bytes of a segment that is not there yet."""
-
-    frames: tuple[Frame, ...]
-    region: str | None
-    data: bytes
-
-    def holds(self, frames: Sequence[Frame], region: str | None) -> bool:
-        same = len(frames) == len(self.frames) and all(map(is_, frames, self.frames))
-        return same and region == self.region
-
-
 class SegmentWriter:
     """Calls of `append` must not overlap; maintenance beside them is fine."""
 
@@ -46,44 +33,35 @@ class SegmentWriter:
         self.archive = archive
         self.kind: SegmentFormat = kind
         self.region = region
-        self._prepared: _Prepared | None = None
-
-    async def prepare(self, frames: Sequence[Frame], region: str | None) -> None:
-        """Encode frames that will be appended next, all of them at once. May overlap with `append`."""
-        data = await in_thread(encode_frames, frames, self.kind, region)
-        self._prepared = _Prepared(tuple(frames), region, data)
 
     async def last(self) -> int:
         """The last event that is in a segment, 0 when there is none."""
         manifest = await self.archive.newest()
         return 0 if manifest is None else manifest.last
 
-    async def append(self, frames: Sequence[Frame]) -> Manifest | None:
+    async def append(self, frames: Sequence[Frame], encoded: bytes | None = None) -> Manifest | None:
         """Add what is new of these frames as one segment; they are listed and durable when it returns.
 
+        `encoded` is what `encode_frames` makes of all of them in this kind and for this region, if that is there.
         Raises SegmentsFenced when they do not continue what is there, LogDamaged for frames that do not continue each
         other, Unavailable. After it raised, come again with the same frames.
         """
-        # Taken before anything is waited for: what is prepared meanwhile is for the next one.
-        prepared, self._prepared = self._prepared, None
         manifest = await self.archive.newest()
         while wanted := await self._new(manifest, frames):
-            manifest = await self._extend(manifest, wanted, prepared)
+            manifest = await self._extend(manifest, wanted, encoded if len(wanted) == len(frames) else None)
         return manifest
 
     async def _extend(
-        self, manifest: Manifest | None, frames: Sequence[Frame], prepared: _Prepared | None
+        self, manifest: Manifest | None, frames: Sequence[Frame], encoded: bytes | None
     ) -> Manifest | None:
         """Write a segment and list it; the newest manifest, which has the segment unless somebody else was quicker."""
         shard = self.archive.shard
         log_id = await in_thread(_log_id, frames[0], shard)
         before = await in_thread(_checked, shard, log_id, manifest, frames)
-        if prepared is not None and prepared.holds(frames, self.region):
-            data = prepared.data
-        else:
-            data = await in_thread(encode_frames, frames, self.kind, self.region)
-        entry = await in_thread(entry_of, frames, before, self.kind, data)
-        await self.archive.store.put_if_absent(segment_key(shard, entry.name), data)
+        if encoded is None:
+            encoded = await in_thread(encode_frames, frames, self.kind, self.region)
+        entry = await in_thread(entry_of, frames, before, self.kind, encoded)
+        await self.archive.store.put_if_absent(segment_key(shard, entry.name), encoded)
 
         def extended(newest: Manifest | None) -> Manifest | None:
             if not same_place(newest, manifest):

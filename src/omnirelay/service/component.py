@@ -167,9 +167,13 @@ class ResourceLeaseComponent:
             return MemoryLog(self.namespace)
         return SqliteLog.open(self.options.data, self.namespace)
 
+    def end_streams(self) -> None:
+        """Tell every stream that holds leases that the node is going, and take back what its peer has not begun."""
+        self._held.stop()
+
     async def stop(self) -> None:
         """Answer who waits, make durable what was decided, close the log. Safe to call twice."""
-        self._held.stop()
+        self.end_streams()
         self._count_waiting()
         shard, self._shard = self._shard, None
         self._stopped = True
