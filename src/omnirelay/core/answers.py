@@ -23,7 +23,7 @@ class EnqueueAnswer(msgspec.Struct, frozen=True):
     active_lease_count: int
 
 
-class GrantedLease(msgspec.Struct, frozen=True, gc=False):
+class GrantedLease(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A lease as its owner gets it. `remaining_ms` counts from the moment of the grant.
 
     In the shard's own process `payload` is the very one that the shard keeps, because a copy for every lease would cost
