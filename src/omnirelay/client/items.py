@@ -16,7 +16,7 @@ BATCH_ITEMS = 1_000
 BATCH_BYTES = 3 * 1024 * 1024
 
 
-class ItemSpec(msgspec.Struct, kw_only=True, array_like=True):
+class ItemSpec(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     """One item for `enqueue_many`; the fields are those of `Client.enqueue`.
 
     Their order is that of the compact form of an item on the stream (`wire.packed.CompactItem`).

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from omnirelay.core import events as ev
+from omnirelay.core import spans
 from omnirelay.core.items import Item
 from omnirelay.telemetry import catalogue
 from omnirelay.telemetry.catalogue import CALL_DURATION, CALL_SECONDS, SECONDS
@@ -79,13 +80,10 @@ class ShardMeter:
             run: list[Any] = list(same)
             self.events[kind.__name__] += len(run)
             if kind is ev.LeaseGranted:
-                self._take_granted(run, items, waits)
+                room = max(0, LEASES_FOLLOWED_MAX - len(self._granted))
+                waits += spans.waits(run, items, self._granted, room)
             elif kind is ev.Completed or kind is ev.Failed or kind is ev.Released or kind is ev.Expired:
-                granted = self._granted
-                for event in run:
-                    at = granted.pop(event.ownership.sequence_id, None)
-                    if at is not None:
-                        lease_times.append(event.timestamp - at)
+                lease_times += spans.lease_times(run, self._granted)
                 if kind is ev.Completed:
                     attempts += [event.ownership.attempt for event in run]
             elif kind is ev.Cancelled:
@@ -98,22 +96,6 @@ class ShardMeter:
         self.wait.observe_all(waits, 1000)
         self.lease_time.observe_all(lease_times, 1000)
         self.attempts.observe_all(attempts)
-
-    def _take_granted(self, run: list[ev.LeaseGranted], items: dict[int, Item], waits: list[int]) -> None:
-        granted = self._granted
-        room = max(0, LEASES_FOLLOWED_MAX - len(granted))
-        for event in run[:room]:
-            granted[event.ownership.sequence_id] = event.timestamp
-        for event in run:
-            token = event.ownership
-            if token.attempt == 1:
-                item = items.get(token.sequence_id)
-                if item is not None:
-                    due, not_before = item.enqueued_at, item.not_before
-                    if not_before is not None and not_before > due:
-                        due = not_before
-                    wait = event.timestamp - due
-                    waits.append(wait if wait > 0 else 0)
 
     def take_log(self, frames: int, written: int, append_ns: int) -> None:
         """Totals of the log after a batch: what has come since the last call was one frame, or a few alike."""

@@ -137,7 +137,7 @@ class LeaseAnswer(Outgoing):
     leases: list[Lease]
 
 
-class Outcome(Outgoing):
+class Outcome(Outgoing, gc=False):
     """One acknowledgement of a batch: what its single answer has, or why it was refused."""
 
     success: bool

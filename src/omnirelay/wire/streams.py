@@ -62,7 +62,8 @@ class StreamCall(Incoming):
     """Any unary verb of the namespace. `ttlMs` is the deadline of this call."""
 
     verb: str
-    request: msgspec.Raw = msgspec.Raw(b"{}")
+    request: msgspec.Raw = msgspec.Raw()
+    """Without one it is an empty object."""
     ttl_ms: Annotated[float, Meta(ge=0)] | None = None
     compact: bool = False
     """The caller reads the compact forms of answers. Only MessagePack has some."""
