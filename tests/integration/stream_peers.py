@@ -140,8 +140,7 @@ async def connected(url: str, namespace: str = "resourcelease", form: str | None
         max_size=None,
         compression=None,
         proxy=None,
-        subprotocols=FORMS[form or form_spoken],
-        **{**_PATIENT, **options},
+        **{**_PATIENT, "subprotocols": FORMS[form or form_spoken], **options},
     )
     return Peer(socket)
 

@@ -83,7 +83,7 @@ def is_packed(data: bytes) -> bool:
 
 def is_array(data: bytes) -> bool:
     """Whether a message of MessagePack is an array of messages."""
-    return 0x90 <= data[0] < 0xDE
+    return b"\x90" <= data[:1] < b"\xde"
 
 
 def _array_head(count: int) -> bytes:
