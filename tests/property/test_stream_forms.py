@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from omnirelay.errors import InvalidArgument, OmniRelayError
 from omnirelay.wire import requests as asked
+from omnirelay.wire.instants import read_instant
 from omnirelay.wire.packed import CompactAcks, CompactEnqueue, PackedReader, check_elements
 from omnirelay.wire.packed_streams import read_packed_messages
 from omnirelay.wire.reading import OBJECTS_MAX, Reader
@@ -308,6 +310,12 @@ def test_a_body_may_look_like_any_number_of_elements() -> None:
     [received] = read_packed_messages(pack({"id": 1, "acks": [ack]}))
     assert received.acks is not None
     assert isinstance(received.acks[0], msgspec.Struct)
+
+
+def test_a_timestamp_is_an_instant() -> None:
+    reader: Reader[Any] = Reader(asked.PauseRequest)
+    request = PackedReader(asked.PauseRequest, reader).read(pack({"until": datetime(2026, 1, 31, 8, tzinfo=UTC)}))
+    assert read_instant("until", request.until) == 1_769_846_400_000
 
 
 def test_what_has_no_place_in_json_is_refused() -> None:
