@@ -167,8 +167,8 @@ async def test_pushed_leases_are_compact_for_who_wants_them_so() -> None:
     async with running_node() as node, peer_of(node.url, form="msgpack") as peer:
         await peer.call("enqueue", {"items": [["table", "a"], ["table", "b"]]})
         await peer.open(credit=2, compact=True)
-        leases = await peer.leases(2)
-        assert [each[0]["resourceId"] for each in leases] == ["a", "b"]
+        leases: list[Any] = await peer.leases(2)
+        assert [payload["resourceId"] for payload, *_ in leases] == ["a", "b"]
         async with peer_of(node.url, form="json") as other:
             await other.open(credit=1, compact=True)
             await other.call("enqueue", ITEM)

@@ -52,13 +52,14 @@ class AskingItems(Asking):
         super().__init__(None)
         self._items = items
         self._wait_ms = wait_ms
-        self._wires = None if all(map(is_plain, items)) else [item.wire() for item in items]
+        plain = is_plain(items[0]) and (len(items) == 1 or all(map(is_plain, items)))
+        self._wires = None if plain else [item.wire() for item in items]
 
     def _json(self) -> bytes:
         return encoded(self._spelled_out())
 
     def _packed(self) -> bytes:
-        if self._wires is None and len(self._items) > 1:
+        if self._wires is None:
             return encoded({"items": self._items, "waitMs": self._wait_ms}, _pack)
         return encoded(self._spelled_out(), _pack)
 

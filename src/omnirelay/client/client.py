@@ -143,7 +143,11 @@ class Client:
             not_before_ms=not_before_ms,
             max_attempts=max_attempts,
         )
-        [result] = await self._enqueue_batch([item], self._missing_ids([item]), wait_ms, timeout_ms)
+        try:
+            [result] = await self._enqueue_batch([item], self._missing_ids([item]), wait_ms, timeout_ms)
+        except OmniRelayError as error:
+            error.details.pop("index", None)  # It may have gone as a batch of one.
+            raise
         return result
 
     async def enqueue_many(

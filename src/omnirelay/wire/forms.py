@@ -7,6 +7,7 @@ or white space, a map or an array of MessagePack never does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -16,6 +17,12 @@ SUBPROTOCOL: Final = "omnirelay.v1+msgpack"
 
 _pack = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
+
+
+@lru_cache(maxsize=64)
+def _word(text: str) -> bytes:
+    """Names and verbs, of which there are few."""
+    return _pack(text)
 
 
 class Form(Protocol):
@@ -60,11 +67,11 @@ class PackedForm:
 
     @staticmethod
     def message(call_id: int | str | None, name: str, value: bytes) -> bytes:
-        return b"\x82\xa2id%b%b%b" % (_pack(call_id), _pack(name), value)
+        return b"\x82\xa2id%b%b%b" % (_pack(call_id), _word(name), value)
 
     @staticmethod
     def call(verb: str, request: bytes, ttl_ms: int, *, compact: bool) -> bytes:
-        message = b"%c\xa4verb%b\xa7request%b\xa5ttlMs%b" % (0x83 + compact, _pack(verb), request, _pack(ttl_ms))
+        message = b"%c\xa4verb%b\xa7request%b\xa5ttlMs%b" % (0x83 + compact, _word(verb), request, _pack(ttl_ms))
         return message + b"\xa7compact\xc3" if compact else message
 
     @staticmethod
