@@ -21,6 +21,8 @@ class EnqueueAnswer(msgspec.Struct, frozen=True):
     results: list[EnqueueResult]
     pending_count: int
     active_lease_count: int
+    all_new: bool = False
+    """None is a duplicate; then their numbers follow one another."""
 
 
 class GrantedLease(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -8,7 +8,6 @@ complete   done             instead of results, when all of them say no more tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -32,8 +31,6 @@ from omnirelay.wire.answers import (
 
 Count = Annotated[int, Meta(ge=0, le=BATCH_ITEMS_MAX)]
 
-_is_duplicate = attrgetter("duplicate")
-
 
 class CompactEnqueued(EnqueueAnswer):
     """With a `count`, that many results begin at `first`."""
@@ -55,12 +52,10 @@ class CompactOutcomes(Outgoing):
 
 
 def compact_enqueued(answer: answers.EnqueueAnswer) -> EnqueueAnswer:
-    results = answer.results
-    first, count = results[0].sequence_id, len(results)
-    if results[-1].sequence_id - first != count - 1 or any(map(_is_duplicate, results)):
+    if not answer.all_new:
         return enqueue_answer(answer, batch=True)
     stats = QueueStats(pending_count=answer.pending_count, active_lease_count=answer.active_lease_count)
-    return CompactEnqueued(stats=stats, first=first, count=count)
+    return CompactEnqueued(stats=stats, first=answer.results[0].sequence_id, count=len(answer.results))
 
 
 def compact_outcomes(outcomes: list[Any]) -> AcksAnswer | CompactOutcomes:
