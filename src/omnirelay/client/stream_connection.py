@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,13 +21,13 @@ from omnirelay.client.addresses import without_password
 from omnirelay.client.asking import Asking, encoded
 from omnirelay.client.connections import CONNECT_SECONDS, decoder_of, procedures_at, refused
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
-from omnirelay.core.answers import GrantedLease
+from omnirelay.client.messages import Message, answer_in, messages_in
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import TOO_LARGE, Internal, InvalidArgument
 from omnirelay.transport.websocket import MESSAGE_MAX, WebSocketLink
-from omnirelay.wire.answers import ErrorBody, Lease, LeaseAnswer, Outcome
+from omnirelay.wire.answers import Lease, LeaseAnswer, Outcome
 from omnirelay.wire.compact import COMPACT_ANSWERS, leases_of
-from omnirelay.wire.forms import JSON, PACKED, SUBPROTOCOL, Form, is_array, is_packed
+from omnirelay.wire.forms import JSON, PACKED, SUBPROTOCOL, Form, is_packed
 from omnirelay.wire.requests import IncomingToken
 from omnirelay.wire.streams import MESSAGES_MAX, StreamAck
 
@@ -38,54 +37,6 @@ ACKS_MAX = 1_000
 """Most acknowledgements in one message."""
 
 A = TypeVar("A")
-
-
-L = TypeVar("L")
-
-
-class Message(msgspec.Struct, Generic[L], rename="camel", kw_only=True):
-    """One message of the node, as a client reads it: the answer stays encoded for whoever asked."""
-
-    id: int | None = None
-    leases: list[L] | None = None
-    clock: float | None = None
-    results: list[Outcome] | None = None
-    answer: msgspec.Raw = msgspec.Raw(b"")
-    cancel: list[OwnershipToken] | None = None
-    lost: list[OwnershipToken] | None = None
-    error: ErrorBody | None = None
-
-
-_ANSWER = re.compile(rb'\{"id":(\d+),"answer":')
-"""How an answer begins as nodes write it: the rest of the message, but for its last brace, is the answer."""
-
-PushedMessage = Message[Lease]
-
-_decode_one = msgspec.json.Decoder(PushedMessage).decode
-_decode_many = msgspec.json.Decoder(list[PushedMessage]).decode
-_unpack_one = msgspec.msgpack.Decoder(Message[GrantedLease]).decode
-_unpack_many = msgspec.msgpack.Decoder(list[Message[GrantedLease]]).decode
-
-_PACKED_ID: Final = b"\x82\xa2id"
-_PACKED_ANSWER: Final = b"\xa6answer"
-_ID_WIDTHS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
-"""How many bytes an id has, by the byte before it."""
-
-
-def _answer_in(data: bytes) -> tuple[int, int, int] | None:
-    """Which call a message answers and where the answer begins and ends, when it is what most messages are: an answer
-    as nodes write it.
-    """
-    if data.startswith(_PACKED_ID):
-        end = len(_PACKED_ID) + 1
-        call_id = data[end - 1]
-        if call_id >= 0x80:
-            width = _ID_WIDTHS.get(call_id, 0)
-            call_id = int.from_bytes(data[end : end + width], "big")
-            end += width
-        return (call_id, end + len(_PACKED_ANSWER), len(data)) if data.startswith(_PACKED_ANSWER, end) else None
-    begins = _ANSWER.match(data)
-    return None if begins is None else (int(begins.group(1)), begins.end(), len(data) - 1)
 
 
 class Pushed(Protocol):
@@ -214,7 +165,7 @@ class StreamConnection(WebSocketLink):
         """Settle the call that `data` answers, when it is what most messages are; reading it as any message would mean
         going through the answer twice.
         """
-        found = _answer_in(data)
+        found = answer_in(data)
         if found is None:
             return False
         call_id, start, end = found
@@ -232,12 +183,7 @@ class StreamConnection(WebSocketLink):
 
     def _take(self, data: bytes) -> None:
         packed = is_packed(data)
-        messages: Sequence[Message[Any]]
-        if packed:
-            messages = _unpack_many(data) if is_array(data) else (_unpack_one(data),)
-        else:
-            messages = _decode_many(data) if data[:1] == b"[" else (_decode_one(data),)
-        for message in messages:
+        for message in messages_in(data):
             if message.id is not None:
                 waiting = self._answers.pop(message.id, None)
                 leasing = message.id in self._leasing

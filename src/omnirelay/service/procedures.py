@@ -10,13 +10,13 @@ import msgspec
 
 from omnirelay.core import commands as cmd
 from omnirelay.core.answers import GrantedLease
-from omnirelay.core.events import FailMode
 from omnirelay.core.intake import BATCH_ITEMS_MAX, refuse
 from omnirelay.core.payload import ANONYMOUS, Caller, NewItem
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import TOO_LARGE, InvalidArgument, OmniRelayError, Unavailable
 from omnirelay.rpc.calls import ENDED, AnswerForm, Message, Messages, Reply, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
+from omnirelay.service import acknowledging
 from omnirelay.service.owners import Owners
 from omnirelay.wire import answers as out
 from omnirelay.wire import requests as asked
@@ -152,16 +152,16 @@ class LeaseVerbs:
         return reply
 
     async def heartbeat(self, meta: RequestMeta, request: asked.HeartbeatRequest) -> Any:
-        return await self._acknowledge(meta, request, _heartbeat)
+        return await self._acknowledge(meta, request, acknowledging.heartbeat)
 
     async def complete(self, meta: RequestMeta, request: asked.CompleteRequest) -> Any:
-        return await self._acknowledge(meta, request, _complete)
+        return await self._acknowledge(meta, request, acknowledging.complete)
 
     async def fail(self, meta: RequestMeta, request: asked.FailRequest) -> Any:
-        return await self._acknowledge(meta, request, _fail)
+        return await self._acknowledge(meta, request, acknowledging.fail)
 
     async def release(self, meta: RequestMeta, request: asked.ReleaseRequest) -> Any:
-        return await self._acknowledge(meta, request, _release)
+        return await self._acknowledge(meta, request, acknowledging.release)
 
     async def _acknowledge(
         self,
@@ -208,8 +208,8 @@ class LeaseVerbs:
     ) -> list[Any]:
         """The commands of acknowledgements that have a token and nothing else."""
         anyone = self._owners.anyone(meta)
-        if anyone is None or command is not _complete:
-            return self._commands(meta, request.spelled_out(_ACKS[command]), command)
+        if anyone is None or command is not acknowledging.complete:
+            return self._commands(meta, request.spelled_out(acknowledging.ACKS[command]), command)
         return [cmd.CompleteItem(token, anyone) for token in request.tokens()]
 
     # -- handling ------------------------------------------------------------------------------
@@ -388,53 +388,3 @@ def _items(request: asked.EnqueueRequest) -> list[NewItem]:
         return [request.value()]
     asked.refuse_beside("items", request, "wait_ms")
     return asked.item_values(request.items)
-
-
-# -- acknowledgements as commands ----------------------------------------------------------------
-
-
-def _heartbeat(ack: asked.HeartbeatAck, caller: Caller) -> cmd.ExtendLease:
-    return cmd.ExtendLease(ack.token(), caller, None if ack.progress is None else ack.progress.value())
-
-
-def _complete(ack: asked.CompleteAck, caller: Caller) -> cmd.CompleteItem:
-    follow_ups = None if ack.follow_ups is None else asked.item_values(ack.follow_ups)
-    return cmd.CompleteItem(ack.token(), caller, ack.result, ack.result_encoding, follow_ups)
-
-
-def _fail(ack: asked.FailAck, caller: Caller) -> cmd.FailItem:
-    return cmd.FailItem(
-        ack.token(), caller, _fail_mode(ack), ack.reason, ack.error_code, ack.delay_ms, ack.metadata or None
-    )
-
-
-_FAIL_MODES: dict[str, FailMode] = {"retry": "retry", "release": "release", "dead": "dead"}
-
-
-def _fail_mode(ack: asked.FailAck) -> FailMode:
-    if ack.mode is None:
-        return "retry" if ack.requeue else "dead"
-    mode = _FAIL_MODES.get(ack.mode.lower())
-    if mode is None:
-        refuse("mode", "must be retry, release or dead")
-    return mode
-
-
-def _release(ack: asked.ReleaseAck, caller: Caller) -> cmd.ReleaseItem:
-    return cmd.ReleaseItem(ack.token(), caller, ack.delay_ms)
-
-
-_ACKS: dict[Any, type[asked.Acknowledgement]] = {
-    _heartbeat: asked.HeartbeatAck,
-    _complete: asked.CompleteAck,
-    _fail: asked.FailAck,
-    _release: asked.ReleaseAck,
-}
-
-ACKNOWLEDGE: dict[str, Callable[[Any, Caller], Any]] = {
-    "heartbeat": _heartbeat,
-    "complete": _complete,
-    "fail": _fail,
-    "release": _release,
-}
-"""Acknowledgements by verb: from what a peer sent to the command it means."""
