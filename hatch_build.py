@@ -38,6 +38,7 @@ COMPILED = (
     "rules/selecting",
     "schedule",
     "scopes",
+    "spans",
     "state",
     "turns",
     "waiting",

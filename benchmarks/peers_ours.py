@@ -16,7 +16,7 @@ from omnirelay.client.stream_connection import StreamConnection
 from omnirelay.core import schedule
 from omnirelay.node.running import run_node
 from omnirelay.node.settings import NodeSection, NodeSettings, ShardSettings
-from omnirelay.wire.answers import AcksAnswer, Lease
+from omnirelay.wire.answers import Lease
 from omnirelay.wire.requests import IncomingToken
 from omnirelay.wire.streams import StreamAck
 
@@ -96,9 +96,8 @@ class OurPeer:
         if len(leases) == 1:
             await self._client.complete(leases[0])
             return
-        acks = [{"ownershipToken": lease.ownership_token} for lease in leases]
-        answer = await self._client.call("complete", {"acks": acks}, AcksAnswer)
-        assert all(outcome.success for outcome in answer.results)
+        outcomes = await self._client.complete_many(leases)
+        assert all(outcome.success for outcome in outcomes)
 
     async def wait(self) -> Any:
         [lease] = await self._client.lease(wait_ms=10_000)

@@ -66,10 +66,11 @@ def test_the_reference_lists_every_code_that_the_package_raises() -> None:
     }
 
 
-async def test_the_worker_of_the_protocol_page_works() -> None:
-    [block] = re.findall(r"^```python\n(.*?)^```", PROTOCOL, re.MULTILINE | re.DOTALL)
+async def test_the_clients_of_the_protocol_page_work() -> None:
+    [packed, worker] = re.findall(r"^```python\n(.*?)^```", PROTOCOL, re.MULTILINE | re.DOTALL)
     async with running_node() as node:
         names: dict[str, Any] = {"URL": node.url}
-        await asyncio.to_thread(exec, compile(block, "docs/protocol.md", "exec"), names)
+        await asyncio.to_thread(exec, compile(packed, "docs/protocol.md", "exec"), names)
+        await asyncio.to_thread(exec, compile(worker, "docs/protocol.md", "exec"), names)
         assert names["done"] == {"success": True}
         names["node"].close()

@@ -9,11 +9,20 @@ import pytest
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.store import ObjectStore
 from omnirelay.testing.disk import RecordingVFS
+from tests.integration import stream_peers
 from tests.integration.log_sqlite import SqliteStore
 from tests.servers import NatsServer, PostgresServer
 
 if TYPE_CHECKING:
     from tests.segment_logs import S3Server
+
+
+@pytest.fixture(params=list(stream_peers.FORMS))
+def stream_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test once for each form of the stream."""
+    form: str = request.param
+    monkeypatch.setattr(stream_peers, "form_spoken", form)
+    return form
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -87,6 +88,10 @@ class NodeProcess:
             self.kill()
 
 
+def _without_subprotocol(head: bytes) -> bytes:
+    return re.sub(rb"(?i)sec-websocket-protocol:[^\r]*\r\n", b"", head)
+
+
 class Network:
     """A way to a node that can be cut, or swallow what is sent, without either end being told."""
 
@@ -104,6 +109,8 @@ class Network:
         self.upgrade_refusal = b"426 Upgrade Required"
         self.drops_upgrades = False
         """Hands upgrades on as ordinary requests, as a proxy does that was not told of them."""
+        self.hides_subprotocols: str | None = None
+        """Leaves out of upgrades what the peer has `asked` for, as an older node does, or what the node `confirmed`."""
         self.is_away = False
         """Answers everything with a 502, as a proxy does whose node restarts."""
         self.away_status = b"502 Bad Gateway"
@@ -151,7 +158,9 @@ class Network:
         self.connections += 1
         self._writers.add(writer)
         try:
-            if self.refuses_upgrades or self.drops_upgrades or self.is_away:
+            if self.hides_subprotocols == "asked":
+                await self._join(reader, writer, _without_subprotocol(await reader.readuntil(b"\r\n\r\n")))
+            elif self.refuses_upgrades or self.drops_upgrades or self.is_away:
                 head = await reader.readuntil(b"\r\n\r\n")
                 upgrades = b"upgrade: websocket" in head.lower()
                 if self.is_away or (upgrades and self.refuses_upgrades):
@@ -175,6 +184,9 @@ class Network:
         onward_reader, onward = await asyncio.open_connection(self._target.hostname, self._target.port, limit=2**20)
         self._writers.add(onward)
         onward.write(head)
+        if self.hides_subprotocols == "confirmed":
+            onward.write(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(_without_subprotocol(await onward_reader.readuntil(b"\r\n\r\n")))
         ways = [
             asyncio.ensure_future(self._forward(reader, onward)),
             asyncio.ensure_future(self._forward(onward_reader, writer, from_node=True)),

@@ -8,15 +8,22 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
 
+from omnirelay.wire.forms import SUBPROTOCOL
 from tests.patience import PATIENCE_S
 
 # The library's own limits would end a stream on a machine that stands still for a while.
 _PATIENT: dict[str, Any] = {"open_timeout": PATIENCE_S, "ping_interval": None, "close_timeout": PATIENCE_S}
 
 Message = dict[str, Any]
+FORMS = {"json": None, "msgpack": [Subprotocol(SUBPROTOCOL)]}
+"""By name: the subprotocols that a peer asks for which speaks this form."""
+form_spoken = "json"
+"""What peers speak that are not told otherwise; the fixture `stream_form` sets it to one after the other."""
 ITEM = {"payload": {"resourceType": "table", "resourceId": "orders"}}
 
 
@@ -29,12 +36,14 @@ class Peer:
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
+        self.packs = socket.subprotocol == SUBPROTOCOL
         self.inbox: list[Message] = []
         self._last_id = 0
 
     async def send(self, *messages: Message) -> None:
         """One message as itself, many as an array."""
-        await self.socket.send(json.dumps(messages[0] if len(messages) == 1 else messages))
+        message = messages[0] if len(messages) == 1 else messages
+        await self.socket.send(msgspec.msgpack.encode(message) if self.packs else json.dumps(message))
 
     async def open(self, credit: int = 0, peer_id: str | None = "peer", **more: Any) -> None:
         await self.send({"open": {"peerId": peer_id, "credit": credit, **more}})
@@ -50,7 +59,8 @@ class Peer:
 
     @staticmethod
     def _read(data: str | bytes) -> list[Message]:
-        read = json.loads(data)
+        """Bytes are read as JSON has them, so that a test need not know which form it speaks."""
+        read = json.loads(data) if isinstance(data, str) else msgspec.to_builtins(msgspec.msgpack.decode(data))
         return read if isinstance(read, list) else [read]
 
     async def told(self, name: str) -> Any:
@@ -123,17 +133,23 @@ def ack(verb: str, lease: Message, **fields: Any) -> Message:
     return {"verb": verb, "ownershipToken": token_of(lease), **fields}
 
 
-async def connected(url: str, namespace: str = "resourcelease", **options: Any) -> Peer:
+async def connected(url: str, namespace: str = "resourcelease", form: str | None = None, **options: Any) -> Peer:
     """A new stream to the node at this address."""
     socket = await connect(
-        stream_url(url, namespace), max_size=None, compression=None, proxy=None, **{**_PATIENT, **options}
+        stream_url(url, namespace),
+        max_size=None,
+        compression=None,
+        proxy=None,
+        **{**_PATIENT, "subprotocols": FORMS[form or form_spoken], **options},
     )
     return Peer(socket)
 
 
 @asynccontextmanager
-async def peer_of(url: str, namespace: str = "resourcelease", **options: Any) -> AsyncIterator[Peer]:
-    peer = await connected(url, namespace, **options)
+async def peer_of(
+    url: str, namespace: str = "resourcelease", form: str | None = None, **options: Any
+) -> AsyncIterator[Peer]:
+    peer = await connected(url, namespace, form, **options)
     try:
         yield peer
     finally:

@@ -367,7 +367,7 @@ async def test_leases_that_come_in_the_turn_in_which_the_caller_is_cancelled_are
 
         def arrived(data: bytes) -> None:
             take(data)
-            if b'"leases"' in data:
+            if b"leases" in data:
                 call.cancel()
 
         stream.on_message = arrived  # type: ignore[method-assign]

@@ -20,6 +20,8 @@ from tests.integration.shards import events_of
 from tests.integration.stream_peers import ITEM, peer_of
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.usefixtures("stream_form")
+
 
 class HungDisk:
     """Has the appends of a node wait until `goes_on` is set."""

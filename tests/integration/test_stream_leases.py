@@ -13,6 +13,8 @@ from tests.integration.nodes import Http, running_node
 from tests.integration.stream_peers import ITEM, ack, connected, peer_of, token_of
 from tests.patience import PATIENCE_MS, PATIENCE_S
 
+pytestmark = pytest.mark.usefixtures("stream_form")
+
 SHORT = QueueOptions(lease_duration_ms=300, heartbeat_interval_ms=100, requeue_delay_ms=0)
 
 

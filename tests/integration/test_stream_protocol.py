@@ -18,6 +18,8 @@ from tests.integration.nodes import Http, running_node
 from tests.integration.stream_peers import ITEM, ack, connected, peer_of, stream_url, token_of
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.usefixtures("stream_form")
+
 MIB = 1024 * 1024
 
 

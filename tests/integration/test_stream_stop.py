@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.integration.nodes import Http, running_node
 from tests.integration.stream_peers import ITEM, peer_of
+
+pytestmark = pytest.mark.usefixtures("stream_form")
 
 
 async def test_a_node_that_stops_takes_back_what_was_not_begun(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ class WorkRules(CoreDriver):
         if done is not None:
             answer, (results, pending, leased) = done
             assert [(each.sequence_id, each.duplicate) for each in answer.results] == results
+            numbers = [number for number, _ in results]
+            assert answer.all_new == (not any(duplicate for _, duplicate in results))
+            assert not answer.all_new or numbers == list(range(numbers[0], numbers[0] + len(numbers)))
             assert (answer.pending_count, answer.active_lease_count) == (pending, leased)
             self.acknowledged |= {sequence_id for sequence_id, _ in results}
 

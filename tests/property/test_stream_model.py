@@ -90,7 +90,7 @@ class Model:
 
     async def connect(self, which: int, much: int) -> None:
         if len(self.streams) < STREAMS_MAX:
-            peer = await connected(self.url)
+            peer = await connected(self.url, form=("json", "msgpack")[which % 2])
             await peer.open(credit=much, peer_id="peer")
             self.streams.append(Stream(peer, much))
 

@@ -12,7 +12,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
-from omnirelay.transport.websocket_frames import FrameReader, MaskedFrames, text_frame
+from omnirelay.transport.websocket_frames import FrameReader, MaskedFrames, plain_frame
 
 SIZE_MAX = 100_000
 
@@ -76,21 +76,22 @@ def test_every_frame_arrives_once_whatever_the_pieces(sent: list[Frame], cuts: l
     assert [is_message for _, is_message in seen] == whole
 
 
-@given(payloads)
-def test_what_is_written_is_what_the_engine_reads(data: bytes) -> None:
-    for masked, written in ((False, text_frame(data)), (True, MaskedFrames().text_frame(data))):
+@given(payloads, st.booleans())
+def test_what_is_written_is_what_the_engine_reads(data: bytes, binary: bool) -> None:
+    opcode = Opcode.BINARY if binary else Opcode.TEXT
+    for masked, written in ((False, plain_frame(data, binary)), (True, MaskedFrames().frame(data, binary))):
         engine = engine_of(masked)
         engine.receive_data(written)
         [frame] = engine.events_received()
         assert isinstance(frame, Frame)
-        assert (frame.opcode, bytes(frame.data), frame.fin) == (Opcode.TEXT, data, True)
+        assert (frame.opcode, bytes(frame.data), frame.fin) == (opcode, data, True)
         [(read, is_message)] = FrameReader(masked=masked, size_max=SIZE_MAX).take(written)
         assert (read, is_message) == (data, True)
 
 
 def test_no_two_messages_have_the_same_mask() -> None:
     frames = MaskedFrames()
-    masks = {frames.text_frame(b"x" * 100)[2:6] for _ in range(3_000)}
+    masks = {frames.frame(b"x" * 100, False)[2:6] for _ in range(3_000)}
     assert len(masks) > 2_990
 
 

@@ -196,7 +196,7 @@ async def test_calls_that_their_deadline_ends_are_counted_as_what_they_are_answe
     meter = CallMeter()
     dispatcher = Dispatcher()
     dispatcher.use(metered(meter), direct=True)
-    late = (lambda request: Reply(b"none")) if has_late_answer else None
+    late = (lambda meta, request: Reply(b"none")) if has_late_answer else None
     dispatcher.unary("ns::wait", wait, request=Words, late=late)
     time = asyncio.get_running_loop().time
     ended = "Ok" if has_late_answer else "DeadlineExceeded"

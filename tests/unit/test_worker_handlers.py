@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
+from omnirelay.client.messages import PushedMessage
 from omnirelay.client.retrying import BUDGET_MAX, PAUSE_MAX_MS, RetryBudget, pause_ms
-from omnirelay.client.stream_connection import PushedMessage
 from omnirelay.core.commands import Progress
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import InvalidArgument

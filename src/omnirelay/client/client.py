@@ -32,10 +32,10 @@ from omnirelay.client.arguments import (
     as_whole,
     as_whole_or_none,
 )
-from omnirelay.client.connections import encoded
+from omnirelay.client.asking import Asking, AskingItems, AskingTokens
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
+from omnirelay.client.items import BATCH_ITEMS, in_batches, new_request_id, with_ids
 from omnirelay.client.items import ItemSpec as ItemSpec
-from omnirelay.client.items import in_batches, new_request_id, with_ids
 from omnirelay.client.linking import ClientMisplaced, Linking, Mode
 from omnirelay.client.retrying import RetryBudget, pause_ms
 from omnirelay.client.watching import watch_events
@@ -143,7 +143,11 @@ class Client:
             not_before_ms=not_before_ms,
             max_attempts=max_attempts,
         )
-        [result] = await self._enqueue_batch([item], self._missing_ids([item]), wait_ms, timeout_ms)
+        try:
+            [result] = await self._enqueue_batch([item], self._missing_ids([item]), wait_ms, timeout_ms)
+        except OmniRelayError as error:
+            error.details.pop("index", None)  # It may have gone as a batch of one.
+            raise
         return result
 
     async def enqueue_many(
@@ -185,17 +189,16 @@ class Client:
     async def _enqueue_batch(
         self, items: list[ItemSpec], ids: list[str | None], wait_ms: int | None, timeout_ms: int | None
     ) -> list[out.EnqueueResult]:
-        wires = [item.wire() for item in with_ids(items, ids)]
-        repeatable = all(wire.payload is not None and wire.payload.request_id is not None for wire in wires)
         added = any(ids)
+        sent = with_ids(items, ids) if added else items
+        repeatable = all(item.request_id is not None for item in sent)
         try:
-            answer = await self._send_items(wires, wait_ms, timeout_ms, repeatable, ids_needed=not added)
+            answer = await self._send_items(sent, wait_ms, timeout_ms, repeatable, ids_needed=not added)
         except (RequestIdsFull, InvalidArgument) as error:
             if not added or not _without_ids_it_fits(error):
                 raise
             # The node cannot remember all of them. It refused, so nothing came in: once more, without those we added.
-            wires = [item.wire() for item in items]
-            answer = await self._send_items(wires, wait_ms, timeout_ms, False)
+            answer = await self._send_items(items, wait_ms, timeout_ms, False)
         if answer.results is not None:
             return answer.results
         assert answer.sequence_id is not None
@@ -204,7 +207,7 @@ class Client:
 
     async def _send_items(
         self,
-        wires: list[asked.EnqueueItem],
+        items: list[ItemSpec],
         wait_ms: int | None,
         timeout_ms: int | None,
         repeatable: bool,
@@ -212,20 +215,7 @@ class Client:
         ids_needed: bool = True,
     ) -> out.EnqueueAnswer:
         """Without `ids_needed` a node that cannot remember one more id is not asked again."""
-        wait_ms = as_whole_or_none("wait_ms", wait_ms)
-        if len(wires) == 1:
-            [wire] = wires
-            request = asked.EnqueueRequest(
-                payload=wire.payload,
-                priority=wire.priority,
-                weight=wire.weight,
-                not_before=wire.not_before,
-                delay_ms=wire.delay_ms,
-                max_attempts=wire.max_attempts,
-                wait_ms=wait_ms,
-            )
-        else:
-            request = asked.EnqueueRequest(items=list(wires), wait_ms=wait_ms)
+        request = AskingItems(items, as_whole_or_none("wait_ms", wait_ms))
         attempt = self._attempt("enqueue", request, out.EnqueueAnswer)
         final = () if ids_needed else (RequestIdsFull,)
         return await self._with_retries(attempt, timeout_ms or self.timeout_ms, repeatable=repeatable, final=final)
@@ -288,6 +278,17 @@ class Client:
         return await self.acknowledge(
             _ack("complete", lease, peer_id, result=data, result_encoding=result_encoding, follow_ups=wires)
         )
+
+    async def complete_many(self, leases: Sequence[out.Lease | OwnershipToken]) -> list[out.Outcome]:
+        """End many items well, each with an outcome of its own, in order: one that is refused says why, and harms none
+        of the others.
+        """
+        tokens = [token_of(lease) for lease in as_given_list("leases", leases)]
+        outcomes: list[out.Outcome] = []
+        for start in range(0, len(tokens), BATCH_ITEMS):
+            request = AskingTokens(tokens[start : start + BATCH_ITEMS])
+            outcomes += (await self.call("complete", request, out.AcksAnswer)).results
+        return outcomes
 
     async def fail(
         self,
@@ -494,11 +495,12 @@ class Client:
         return await self._with_retries(attempt, timeout_ms or self.timeout_ms, repeatable=repeatable)
 
     def _attempt(self, verb: str, request: Any, answer: type[A]) -> Callable[[float], Awaitable[A]]:
-        body = encoded(request)
+        asking = request if isinstance(request, Asking) else Asking(request)
+        asking.body(packed=self._linking.packs)  # Says at once when it cannot be sent.
 
         async def attempt(left_ms: float) -> A:
             connection = self._linking.live or await self._linking.connected(left_ms)
-            return await connection.call(verb, body, left_ms, answer)
+            return await connection.call(verb, asking, left_ms, answer)
 
         return attempt
 

@@ -17,9 +17,11 @@ import msgspec
 
 from omnirelay.client.addresses import without_password
 from omnirelay.client.arguments import as_kind
+from omnirelay.client.asking import Asking, encoded
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.errors import InvalidArgument, OmniRelayError
 from omnirelay.wire.answers import ErrorBody, Outcome
+from omnirelay.wire.compact import COMPACT_ANSWERS
 from omnirelay.wire.streams import StreamAck
 
 CONNECT_SECONDS = 10.0
@@ -27,14 +29,6 @@ NAMESPACE_MAX = 256
 
 _encode = msgspec.json.Encoder().encode
 A = TypeVar("A")
-
-
-def encoded(message: Any) -> bytes:
-    """JSON of what a caller gave. Raises InvalidArgument when it has none, before anything is sent."""
-    try:
-        return _encode(message)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidArgument(f"this cannot be sent as JSON: {error}", field="body") from None
 
 
 def checked_url(url: str) -> str:
@@ -84,20 +78,41 @@ def http_options(url: str) -> dict[str, Any]:
     }
 
 
-def decoder_of(answer: Any) -> Callable[[bytes], Any]:
-    return _made_decoder(answer)
+def decoder_of(answer: Any, *, packed: bool = False) -> Callable[[Any], Any]:
+    """What reads an answer of this type."""
+    return _made_packed_decoder(answer) if packed else _made_decoder(answer)
 
 
 @cache
-def _made_decoder(answer: Any) -> Callable[[bytes], Any]:
+def _made_decoder(answer: Any) -> Callable[[Any], Any]:
     return msgspec.json.Decoder(answer).decode
+
+
+@cache
+def _made_packed_decoder(answer: Any) -> Callable[[Any], Any]:
+    if answer in COMPACT_ANSWERS:
+        form, read = COMPACT_ANSWERS[answer]
+        decode = msgspec.msgpack.Decoder(form).decode
+        return lambda data: read(decode(data))
+    decode, decode_json = msgspec.msgpack.Decoder(answer).decode, _made_decoder(answer)
+
+    def read_as_json(data: Any) -> Any:
+        """Types that are not of this package want bytes as JSON has them."""
+        return decode_json(_encode(msgspec.msgpack.decode(data)))
+
+    return decode if getattr(answer, "__module__", "") == ErrorBody.__module__ else read_as_json
 
 
 class Connection(Protocol):
     @property
     def alive(self) -> bool: ...
 
-    async def call(self, verb: str, request: bytes, ttl_ms: float, answer: type[A]) -> A: ...
+    @property
+    def packs(self) -> bool:
+        """It carries MessagePack."""
+        ...
+
+    async def call(self, verb: str, request: Asking, ttl_ms: float, answer: type[A]) -> A: ...
 
     async def acknowledge(self, ack: StreamAck, ttl_ms: float) -> Outcome: ...
 
@@ -132,13 +147,15 @@ class HttpConnection:
         base_url = procedures_at(url, namespace)
         self._client = http_client(url, base_url=base_url, headers=headers, limits=limits)
 
+    packs = False
+
     @property
     def alive(self) -> bool:
         return not self._client.is_closed
 
-    async def call(self, verb: str, request: bytes, ttl_ms: float, answer: type[A]) -> A:
+    async def call(self, verb: str, request: Asking, ttl_ms: float, answer: type[A]) -> A:
         async with asyncio.timeout(ttl_ms / 1000):
-            body = await self._post(verb, request, ttl_ms)
+            body = await self._post(verb, request.body(packed=False), ttl_ms)
         try:
             decoded: A = decoder_of(answer)(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -163,7 +180,7 @@ class HttpConnection:
     async def acknowledge(self, ack: StreamAck, ttl_ms: float) -> Outcome:
         request = msgspec.json.decode(encoded(ack))
         verb = request.pop("verb")
-        return await self.call(verb, _encode(request), ttl_ms, Outcome)
+        return await self.call(verb, Asking(request), ttl_ms, Outcome)
 
     async def aclose(self) -> None:
         await self._client.aclose()

@@ -16,8 +16,11 @@ BATCH_ITEMS = 1_000
 BATCH_BYTES = 3 * 1024 * 1024
 
 
-class ItemSpec(msgspec.Struct, kw_only=True):
-    """One item for `enqueue_many`; the fields are those of `Client.enqueue`."""
+class ItemSpec(msgspec.Struct, kw_only=True, array_like=True, gc=False):
+    """One item for `enqueue_many`; the fields are those of `Client.enqueue`.
+
+    Their order is that of the compact form of an item on the stream (`wire.packed.CompactItem`).
+    """
 
     resource_type: str
     resource_id: str
@@ -52,6 +55,19 @@ class ItemSpec(msgspec.Struct, kw_only=True):
         )
 
 
+def is_plain(item: ItemSpec) -> bool:
+    """Whether it can be sent as it is, in the compact form: whatever else is wrong with it is for the node to say."""
+    delay_ms, max_attempts = item.delay_ms, item.max_attempts
+    return (
+        type(item.body) is bytes
+        and type(item.priority) is int
+        and type(item.weight) is int
+        and (delay_ms is None or type(delay_ms) is int)
+        and item.not_before_ms is None
+        and (max_attempts is None or type(max_attempts) is int)
+    )
+
+
 def new_request_id() -> str:
     """Random, and as long as a UUID; that class would take six times as long."""
     return os.urandom(16).hex()
@@ -69,17 +85,20 @@ def in_batches(items: Sequence[ItemSpec]) -> list[list[ItemSpec]]:
     """Items in batches that fit one call. Raises InvalidArgument with the `index` of one that is none, or whose body is
     not bytes.
     """
-    batches: list[list[ItemSpec]] = [[]]
+    batch: list[ItemSpec] = []
+    batches = [batch]
     size = 0
     for index, item in enumerate(items):
         try:
-            weight = len(as_bytes("body", as_kind("items", item, ItemSpec).body)) * 4 // 3 + 1_024
+            body = item.body if type(item) is ItemSpec else as_kind("items", item, ItemSpec).body
+            weight = len(body if type(body) is bytes else as_bytes("body", body)) * 4 // 3 + 1_024
         except InvalidArgument as error:
             error.details["index"] = index
             raise
-        if batches[-1] and (len(batches[-1]) >= BATCH_ITEMS or size + weight > BATCH_BYTES):
-            batches.append([])
+        if batch and (len(batch) >= BATCH_ITEMS or size + weight > BATCH_BYTES):
+            batch = []
+            batches.append(batch)
             size = 0
-        batches[-1].append(item)
+        batch.append(item)
         size += weight
-    return [batch for batch in batches if batch]
+    return batches if batch else []

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Literal, get_args
 
 from omnirelay.client.arguments import as_choice
+from omnirelay.client.asking import Asking
 from omnirelay.client.connections import CONNECT_SECONDS, Connection, HttpConnection, checked_namespace, checked_url
 from omnirelay.client.failures import ConnectionLost, NotConnected
 from omnirelay.client.stream_connection import Pushed, StreamConnection
@@ -51,7 +52,7 @@ async def _is_answered(url: str, namespace: str, headers: dict[str, str]) -> boo
     """Whether the node answers a call."""
     http = HttpConnection(url, namespace, headers)
     try:
-        await http.call("stats", b"{}", CONNECT_SECONDS * 1000, StatsAnswer)
+        await http.call("stats", Asking({}), CONNECT_SECONDS * 1000, StatsAnswer)
     except (ConnectionLost, NotConnected, TimeoutError):
         return False
     except OmniRelayError:
@@ -101,6 +102,11 @@ class Linking:
             self._stream_at = math.inf
             self._upgrading = asyncio.get_running_loop().create_task(self._upgrade())
         return connection
+
+    @property
+    def packs(self) -> bool:
+        """Whether the connection carries MessagePack, as far as that is known."""
+        return self._mode != "http" if self._connection is None else self._connection.packs
 
     def check_open(self) -> None:
         if self._closed:

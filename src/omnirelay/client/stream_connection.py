@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
@@ -15,16 +14,21 @@ from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus
 from websockets.http11 import Request, Response
 from websockets.protocol import State
+from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
 from omnirelay.client.addresses import without_password
-from omnirelay.client.connections import CONNECT_SECONDS, decoder_of, encoded, procedures_at, refused
+from omnirelay.client.asking import Asking, encoded
+from omnirelay.client.connections import CONNECT_SECONDS, decoder_of, procedures_at, refused
 from omnirelay.client.elapsed_time import elapsed_seconds
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
+from omnirelay.client.messages import Message, answer_in, messages_in
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import TOO_LARGE, Internal, InvalidArgument
 from omnirelay.transport.websocket import MESSAGE_MAX, WebSocketLink
-from omnirelay.wire.answers import ErrorBody, Lease, LeaseAnswer, Outcome
+from omnirelay.wire.answers import Lease, LeaseAnswer, Outcome
+from omnirelay.wire.compact import COMPACT_ANSWERS, leases_of
+from omnirelay.wire.forms import JSON, PACKED, SUBPROTOCOL, Form, is_packed
 from omnirelay.wire.requests import IncomingToken
 from omnirelay.wire.streams import MESSAGES_MAX, StreamAck
 
@@ -33,28 +37,7 @@ UPGRADE_REQUIRED = 426
 ACKS_MAX = 1_000
 """Most acknowledgements in one message."""
 
-_encode = msgspec.json.Encoder().encode
 A = TypeVar("A")
-
-
-class PushedMessage(msgspec.Struct, rename="camel", kw_only=True):
-    """One message of the node, as a client reads it: the answer stays encoded for whoever asked."""
-
-    id: int | None = None
-    leases: list[Lease] | None = None
-    clock: float | None = None
-    results: list[Outcome] | None = None
-    answer: msgspec.Raw = msgspec.Raw(b"")
-    cancel: list[OwnershipToken] | None = None
-    lost: list[OwnershipToken] | None = None
-    error: ErrorBody | None = None
-
-
-_ANSWER = re.compile(rb'\{"id":(\d+),"answer":')
-"""How an answer begins as nodes write it: the rest of the message, but for its last brace, is the answer."""
-
-_decode_one = msgspec.json.Decoder(PushedMessage).decode
-_decode_many = msgspec.json.Decoder(list[PushedMessage]).decode
 
 
 class Pushed(Protocol):
@@ -82,13 +65,15 @@ class StreamConnection(WebSocketLink):
 
     def __init__(self, url: str, headers: dict[str, str], pushed: Pushed | None, on_gone: Callable[[], None]) -> None:
         # An answer is as large as what was asked for.
-        super().__init__(ClientProtocol(parse_uri(url), max_size=None), size_max=None)
+        engine = ClientProtocol(parse_uri(url), subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=None)
+        super().__init__(engine, size_max=None)
         self._extra_headers = headers
         self._pushed = pushed
         self._tell_gone = on_gone
         self.opened: asyncio.Future[None] = self._loop.create_future()
-        self._answers: dict[int, tuple[asyncio.Future[Any], Callable[[bytes], Any]]] = {}
-        """By the id of the call: who waits, and how the answer is read."""
+        self._form: Form = JSON
+        self._answers: dict[int, tuple[asyncio.Future[Any], Any]] = {}
+        """By the id of the call: who waits, and for what type of answer."""
         self._due: dict[asyncio.Future[Any], float] = {}
         """When callers stop waiting. One timer for all: most have been answered long before."""
         self._due_timer: asyncio.TimerHandle | None = None
@@ -160,6 +145,8 @@ class StreamConnection(WebSocketLink):
             return  # Nobody waits for it any more.
         problem = cast(ClientProtocol, self._engine).handshake_exc
         if problem is None:
+            if self._engine.subprotocol == SUBPROTOCOL:
+                self._form = PACKED
             self.opened.set_result(None)
             return
         refusal: Exception = NotConnected(f"the node does not stream: {problem}", retry_after_ms=500)
@@ -179,45 +166,47 @@ class StreamConnection(WebSocketLink):
         """Settle the call that `data` answers, when it is what most messages are; reading it as any message would mean
         going through the answer twice.
         """
-        begins = _ANSWER.match(data)
-        waiting = None if begins is None else self._answers.get(int(begins.group(1)))
-        if begins is None or waiting is None or waiting[0].done():
+        found = answer_in(data)
+        if found is None:
+            return False
+        call_id, start, end = found
+        waiting = self._answers.get(call_id)
+        if waiting is None or waiting[0].done():
             return False
         try:
-            answer = waiting[1](data[begins.end() : -1])
+            answer = decoder_of(waiting[1], packed=is_packed(data))(memoryview(data)[start:end])
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
-        call_id = int(begins.group(1))
         del self._answers[call_id]
         self._leasing.discard(call_id)
         waiting[0].set_result(answer)
         return True
 
     def _take(self, data: bytes) -> None:
-        messages = _decode_many(data) if data[:1] == b"[" else (_decode_one(data),)
-        for message in messages:
+        packed = is_packed(data)
+        for message in messages_in(data):
             if message.id is not None:
                 waiting = self._answers.pop(message.id, None)
                 leasing = message.id in self._leasing
                 self._leasing.discard(message.id)
                 if waiting is not None and not waiting[0].done():
-                    self._settle(*waiting, message)
+                    self._settle(*waiting, message, packed)
                 elif leasing and message.error is None:
-                    self._give_back(msgspec.json.decode(bytes(message.answer), type=LeaseAnswer))
+                    self._give_back(decoder_of(LeaseAnswer, packed=packed)(message.answer))
                 continue
             if message.error is not None:
                 self.end_reason = f"{message.error.message} ({message.error.code})"
             if self._pushed is not None:
                 self._hand_on(self._pushed, message)
 
-    def _settle(self, answer: asyncio.Future[Any], decode: Callable[[bytes], Any], message: PushedMessage) -> None:
+    def _settle(self, answer: asyncio.Future[Any], kind: Any, message: Message[Any], packed: bool) -> None:
         if message.error is not None:
             answer.set_exception(error_of(message.error))
         elif message.results is not None:
             answer.set_result(message.results)
         else:
             try:
-                answer.set_result(decode(bytes(message.answer)))
+                answer.set_result(decoder_of(kind, packed=packed)(message.answer))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 answer.set_exception(Internal(f"the answer of the node cannot be read; which version is it? {error}"))
 
@@ -229,16 +218,17 @@ class StreamConnection(WebSocketLink):
                 sequence_id=token.sequence_id, attempt=token.attempt, lease_id=token.lease_id, fence=token.fence
             )
             ack = StreamAck(verb="release", ownership_token=named, peer_id=lease.owner_peer_id or None)
-            self._acks.append((_encode(ack), self._loop.create_future()))
+            self._acks.append((self._form.encode(ack), self._loop.create_future()))
             self._flush_soon()
 
     def on_pong(self, data: bytes) -> None:
         if data and self._pushed is not None:
             self._pushed.taken_in(int(data))
 
-    def _hand_on(self, pushed: Pushed, message: PushedMessage) -> None:
+    def _hand_on(self, pushed: Pushed, message: Message[Any]) -> None:
         if message.leases:
-            pushed.leases(message.leases, -math.inf if message.clock is None else message.clock)
+            leases = message.leases if type(message.leases[0]) is Lease else leases_of(message.leases)
+            pushed.leases(leases, -math.inf if message.clock is None else message.clock)
         if message.cancel:
             pushed.cancel(message.cancel)
         if message.lost:
@@ -263,9 +253,14 @@ class StreamConnection(WebSocketLink):
 
     # -- saying something ----------------------------------------------------------------------
 
-    async def call(self, verb: str, request: bytes, ttl_ms: float, answer: type[A]) -> A:
-        message = b'"call":{"verb":%b,"request":%b,"ttlMs":%d}' % (_encode(verb), request, max(1, ttl_ms))
-        waiting: asyncio.Future[A] = self._ask(message, decoder_of(answer))
+    @property
+    def packs(self) -> bool:
+        return self._form.binary
+
+    async def call(self, verb: str, request: Asking, ttl_ms: float, answer: type[A]) -> A:
+        body = request.body(packed=self._form.binary)
+        message = self._form.call(verb, body, max(1, int(ttl_ms)), compact=answer in COMPACT_ANSWERS)
+        waiting: asyncio.Future[A] = self._ask("call", message, answer)
         call_id = self._next_id
         if verb == "lease":
             self._leasing.add(call_id)
@@ -309,7 +304,7 @@ class StreamConnection(WebSocketLink):
         if left:
             self._set_due_timer(min(left))
 
-    def _ask(self, message: bytes, decode: Callable[[bytes], Any]) -> asyncio.Future[Any]:
+    def _ask(self, name: str, message: bytes, kind: Any) -> asyncio.Future[Any]:
         if not self.alive:
             raise NotConnected("the connection to the node is gone", retry_after_ms=100)
         if len(message) > MESSAGE_MAX - 100:
@@ -321,16 +316,16 @@ class StreamConnection(WebSocketLink):
             )
         self._next_id += 1
         answer: asyncio.Future[Any] = self._loop.create_future()
-        self._waiting.append(b'{"id":%d,%b}' % (self._next_id, message))
+        self._waiting.append(self._form.message(self._next_id, name, message))
         self._flush_soon(now=not self._answers)
-        self._answers[self._next_id] = (answer, decode)
+        self._answers[self._next_id] = (answer, kind)
         return answer
 
     async def acknowledge(self, ack: StreamAck, ttl_ms: float) -> Outcome:
         """Acknowledgements of one turn of the loop travel as one message, each with an outcome of its own."""
         if not self.alive:
             raise NotConnected("the connection to the node is gone", retry_after_ms=100)
-        message = encoded(ack)
+        message = encoded(ack, self._form.encode)
         if len(message) > MESSAGE_MAX - 100:
             raise InvalidArgument(
                 f"an acknowledgement takes at most {MESSAGE_MAX} bytes, this one has {len(message)}",
@@ -348,7 +343,9 @@ class StreamConnection(WebSocketLink):
         Returns a mark: `Pushed.taken_in` is called with it, or a later one, when the node has taken this in.
         """
         if self.alive:
-            self._waiting.append(_encode({**message, "clock": elapsed_seconds()}))
+            if self._form.binary and "open" in message:
+                message["open"] = {**message["open"], "compact": True}
+            self._waiting.append(self._form.encode({**message, "clock": elapsed_seconds()}))
             self._flush_soon()
         return self._mark + 1
 
@@ -388,10 +385,9 @@ class StreamConnection(WebSocketLink):
             self.ping(b"%d" % self._mark)
 
     def _send_joined(self, messages: list[bytes]) -> None:
-        if len(messages) == 1:
-            self.send(messages[0])
-        elif messages:
-            self.send(b"[" + b",".join(messages) + b"]")
+        if messages:
+            data = messages[0] if len(messages) == 1 else self._form.array(messages)
+            self.send(data, binary=self._form.binary)
 
     def _send_acks(self) -> None:
         acks, self._acks = self._acks, []
@@ -404,7 +400,7 @@ class StreamConnection(WebSocketLink):
         self._send_part(acks[start:])
 
     def _send_part(self, acks: list[tuple[bytes, asyncio.Future[Outcome]]]) -> None:
-        answer = self._ask(b'"acks":[%s]' % b",".join(message for message, _ in acks), bytes)
+        answer = self._ask("acks", self._form.array([message for message, _ in acks]), None)
         answer.add_done_callback(partial(_share_out, [future for _, future in acks]))
 
     async def aclose(self) -> None:

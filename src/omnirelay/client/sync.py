@@ -62,6 +62,7 @@ class SyncClient:
     lease = _waited(Client.lease)
     heartbeat = _waited(Client.heartbeat)
     complete = _waited(Client.complete)
+    complete_many = _waited(Client.complete_many)
     fail = _waited(Client.fail)
     release = _waited(Client.release)
     get = _waited(Client.get)

@@ -21,9 +21,11 @@ class EnqueueAnswer(msgspec.Struct, frozen=True):
     results: list[EnqueueResult]
     pending_count: int
     active_lease_count: int
+    all_new: bool = False
+    """None is a duplicate; then their numbers follow one another."""
 
 
-class GrantedLease(msgspec.Struct, frozen=True, gc=False):
+class GrantedLease(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A lease as its owner gets it. `remaining_ms` counts from the moment of the grant.
 
     In the shard's own process `payload` is the very one that the shard keeps, because a copy for every lease would cost

@@ -194,7 +194,7 @@ def _apply_enqueue(state: State, command: Any, now_ms: int, out: list[ev.Event])
         state.sequence = sequence
         results.append(_ENQUEUE_RESULT(number, False))
     state.time = now_ms
-    return EnqueueAnswer(results, state.pending_count, state.leased.live)
+    return EnqueueAnswer(results, state.pending_count, state.leased.live, True)
 
 
 def apply_grants(state: State, command: Any, now_ms: int, ids: Ids, out: list[ev.Event]) -> list[GrantedLease]:

@@ -14,7 +14,7 @@ DEFAULT_PRIORITY = 5
 DEFAULT_WEIGHT = 1
 
 
-class Payload(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True, gc=False):
+class Payload(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
     """The work itself. `partition_key` defaults to `resource_id` when it is left out."""
 
     resource_type: str
@@ -34,7 +34,7 @@ class Payload(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True, 
         return DEFAULT_ENCODING if self.payload_encoding is None else self.payload_encoding
 
 
-class NewItem(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True, gc=False):
+class NewItem(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
     """One item to enqueue. `not_before_ms` is an instant, `delay_ms` counts from acceptance."""
 
     payload: Payload

@@ -6,12 +6,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from omnirelay.errors import DeadlineExceeded
 from omnirelay.wire.requests import WAIT_MAX_MS
 
 NO_HEADERS: Mapping[str, str] = {}
+
+AnswerForm: TypeAlias = Literal["json", "packed", "compact"]
+"""How an answer is written: as JSON, as MessagePack, or as MessagePack with its compact forms."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +34,7 @@ class RequestMeta:
     headers: Mapping[str, str] = field(default_factory=dict)
     principal: str | None = None
     """Who the caller is, when somebody has verified it. Never taken from a header."""
+    answer_form: AnswerForm = "json"
 
     @property
     def peer_id(self) -> str | None:
@@ -71,6 +75,8 @@ class Call:
 
     meta: RequestMeta
     body: bytes = b""
+    packed: bool = False
+    """The body is MessagePack."""
     request: Any = None
     """What the body says, when a transport has read it already; then there is no body."""
     limit: asyncio.Timeout | None = None

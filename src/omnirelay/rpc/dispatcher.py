@@ -28,6 +28,7 @@ import msgspec
 from omnirelay.errors import AlreadyExists, Internal, InvalidArgument, OmniRelayError, Unimplemented
 from omnirelay.rpc.calls import Call, Message, Messages, Reply, RequestMeta, deadline_passed
 from omnirelay.rpc.sessions import OpenSession, Outlet, Session
+from omnirelay.wire.packed import PackedReader
 from omnirelay.wire.reading import Reader
 
 _log = logging.getLogger("omnirelay.rpc")
@@ -38,6 +39,7 @@ Middleware: TypeAlias = Callable[[Call, Proceed], Awaitable[Reply]]
 Req = TypeVar("Req")
 
 _encode = msgspec.json.Encoder().encode
+_pack = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ class Dispatcher:
         answers: tuple[Any, ...] = (),
         shape: Shape = "unary",
         may_wait: bool = False,
-        late: Callable[[Req], Reply] | None = None,
+        late: Callable[[RequestMeta, Req], Reply] | None = None,
         direct: bool = False,
         summary: str = "",
     ) -> None:
@@ -95,14 +97,24 @@ class Dispatcher:
         A handler that returns a `Reply` is taken at its word. Requests are read leniently when their structs forbid
         unknown fields (see `omnirelay.wire.reading`), and as msgspec reads them otherwise.
         """
-        read = Reader(request).read
+        reader = Reader(request)
+        read, read_packed = reader.read, PackedReader(request, reader).read
+
+        def asked(call: Call) -> Req:
+            if call.request is not None:
+                return call.request  # type: ignore[no-any-return]
+            return read_packed(call.body) if call.packed else read(call.body)
 
         async def serve(call: Call) -> Reply:
-            outcome = await handler(call.meta, read(call.body) if call.request is None else call.request)
-            return outcome if type(outcome) is Reply else Reply(_encode(outcome))
+            outcome = await handler(call.meta, asked(call))
+            if type(outcome) is Reply:
+                return outcome
+            if call.meta.answer_form == "json":
+                return Reply(_encode(outcome))
+            return Reply(_pack(outcome), encoding="msgpack")
 
-        def late_reply(late: Callable[[Req], Reply]) -> Callable[[Call], Reply]:
-            return lambda call: late(read(call.body) if call.request is None else call.request)
+        def late_reply(late: Callable[[RequestMeta, Req], Reply]) -> Callable[[Call], Reply]:
+            return lambda call: late(call.meta, asked(call))
 
         self.register(
             Procedure(
@@ -180,6 +192,11 @@ class Dispatcher:
         if procedure is None:
             raise Unimplemented(f"nobody serves the procedure {name!r} here", procedure=name[:256])
         return procedure
+
+    def request_type(self, name: str) -> Any:
+        """The type of the procedure's requests; None when nobody serves it."""
+        procedure = self.procedures.get(name)
+        return None if procedure is None else procedure.request
 
     def is_direct(self, name: str) -> bool:
         """Whether calls of the procedure may be served by a `Driven` coroutine, who then keeps their deadline."""

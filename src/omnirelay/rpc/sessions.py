@@ -27,14 +27,17 @@ class Outlet(Protocol):
         """The peer does not read as fast as it is written to. Answers may still be sent, nothing else should be."""
         ...
 
-    def send(self, data: bytes) -> None:
-        """Send one message. A peer that leaves too much unread is dropped."""
+    def send(self, data: bytes, *, binary: bool = False) -> None:
+        """Send one message, as text unless it is `binary`. A peer that leaves too much unread is dropped."""
         ...
 
     def close(self, code: int = NORMAL, reason: str = "") -> None: ...
 
 
 class Session(Protocol):
+    subprotocol: str | None
+    """Which of the ways to talk that the peer offered this session takes; None: the one without a name."""
+
     def receive(self, data: bytes) -> None:
         """One message of the peer."""
         ...

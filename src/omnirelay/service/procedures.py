@@ -10,23 +10,26 @@ import msgspec
 
 from omnirelay.core import commands as cmd
 from omnirelay.core.answers import GrantedLease
-from omnirelay.core.events import FailMode
 from omnirelay.core.intake import BATCH_ITEMS_MAX, refuse
-from omnirelay.core.payload import ANONYMOUS, Caller
+from omnirelay.core.payload import ANONYMOUS, Caller, NewItem
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import TOO_LARGE, InvalidArgument, OmniRelayError, Unavailable
-from omnirelay.rpc.calls import ENDED, Message, Messages, Reply, RequestMeta
+from omnirelay.rpc.calls import ENDED, AnswerForm, Message, Messages, Reply, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
+from omnirelay.service import acknowledging
 from omnirelay.service.owners import Owners
 from omnirelay.wire import answers as out
 from omnirelay.wire import requests as asked
+from omnirelay.wire.compact import CompactLeases, compact_enqueued, compact_outcomes
 from omnirelay.wire.events import event_of, event_types_named
 from omnirelay.wire.instants import read_instant_or_none
+from omnirelay.wire.packed import CompactAcks, CompactEnqueue
 
 LEASE_WAIT_MS = 30_000
 """How long a lease call waits that says nothing and has no deadline."""
 
 _encode = msgspec.json.Encoder().encode
+_pack = msgspec.msgpack.Encoder().encode
 
 
 def caller_of(meta: RequestMeta, peer_id: str | None = None) -> Caller:
@@ -109,11 +112,12 @@ class LeaseVerbs:
 
     # -- coming in -----------------------------------------------------------------------------
 
-    async def enqueue(self, meta: RequestMeta, request: asked.EnqueueRequest) -> out.EnqueueAnswer:
+    async def enqueue(self, meta: RequestMeta, request: asked.EnqueueRequest | CompactEnqueue) -> Any:
         batch = request.items is not None
-        if batch:
-            asked.refuse_beside("items", request, "wait_ms")
-        items = asked.item_values(request.items) if request.items is not None else [request.value()]
+        if isinstance(request, CompactEnqueue):
+            items = request.values()
+        else:
+            items = _items(request)
         wait_ms = meta.wait_ms(request.wait_ms, without_deadline_ms=0)
         try:
             answer = await self._shard().enqueue(items, caller=caller_of(meta), wait_ms=wait_ms)
@@ -124,6 +128,8 @@ class LeaseVerbs:
             elif len(items) == 1 and isinstance(error, InvalidArgument):
                 error.details.setdefault("index", 0)
             raise
+        if batch and meta.answer_form == "compact":
+            return compact_enqueued(answer)
         return out.enqueue_answer(answer, batch=batch)
 
     # -- leasing -------------------------------------------------------------------------------
@@ -141,40 +147,52 @@ class LeaseVerbs:
             tenants=request.tenants,
         )
         self._owners.note(granted, meta)
-        return Reply(_leases(granted, request.max_items), undelivered=partial(shard.undelivered, granted))
+        reply = _leases(granted, request.max_items, meta.answer_form)
+        reply.undelivered = partial(shard.undelivered, granted)
+        return reply
 
     async def heartbeat(self, meta: RequestMeta, request: asked.HeartbeatRequest) -> Any:
-        return await self._acknowledge(meta, request, request.acks, _heartbeat)
+        return await self._acknowledge(meta, request, acknowledging.heartbeat)
 
     async def complete(self, meta: RequestMeta, request: asked.CompleteRequest) -> Any:
-        return await self._acknowledge(meta, request, request.acks, _complete)
+        return await self._acknowledge(meta, request, acknowledging.complete)
 
     async def fail(self, meta: RequestMeta, request: asked.FailRequest) -> Any:
-        return await self._acknowledge(meta, request, request.acks, _fail)
+        return await self._acknowledge(meta, request, acknowledging.fail)
 
     async def release(self, meta: RequestMeta, request: asked.ReleaseRequest) -> Any:
-        return await self._acknowledge(meta, request, request.acks, _release)
+        return await self._acknowledge(meta, request, acknowledging.release)
 
     async def _acknowledge(
         self,
         meta: RequestMeta,
-        single: asked.Acknowledgement,
-        acks: Sequence[asked.Acknowledgement] | None,
+        request: Any,
         command: Callable[[Any, Caller], Any],
     ) -> Any:
-        if acks is None:
-            shard = self._shard()
-            [outcome] = await shard.acknowledge([command(single, self._owners.holder(meta, single, shard.state))])
+        shard = self._shard()
+        if type(request) is CompactAcks:
+            commands = self._compact_commands(meta, request, command)
+        elif request.acks is None:
+            [outcome] = await shard.acknowledge([command(request, self._owners.holder(meta, request, shard.state))])
             if isinstance(outcome, OmniRelayError):
                 raise outcome
             return out.outcome_of(outcome)
-        asked.refuse_beside("acks", single)
+        else:
+            asked.refuse_beside("acks", request)
+            commands = self._commands(meta, request.acks, command)
+        outcomes = await shard.acknowledge(commands)
+        if meta.answer_form == "compact":
+            return compact_outcomes(outcomes)
+        return out.AcksAnswer(results=out.outcomes_of(outcomes))
+
+    def _commands(
+        self, meta: RequestMeta, acks: Sequence[asked.Acknowledgement], command: Callable[[Any, Caller], Any]
+    ) -> list[Any]:
         if not acks:
             refuse("acks", "must be a list with at least one element")
         _check_count("acks", acks)
         commands: list[Any] = []
-        shard = self._shard()
-        owners, state = self._owners, shard.state
+        owners, state = self._owners, self._shard().state
         anyone = owners.anyone(meta)
         try:
             for ack in acks:
@@ -183,7 +201,16 @@ class LeaseVerbs:
         except InvalidArgument as error:
             error.details["index"] = len(commands)
             raise
-        return out.AcksAnswer(results=out.outcomes_of(await shard.acknowledge(commands)))
+        return commands
+
+    def _compact_commands(
+        self, meta: RequestMeta, request: CompactAcks, command: Callable[[Any, Caller], Any]
+    ) -> list[Any]:
+        """The commands of acknowledgements that have a token and nothing else."""
+        anyone = self._owners.anyone(meta)
+        if anyone is None or command is not acknowledging.complete:
+            return self._commands(meta, request.spelled_out(acknowledging.ACKS[command]), command)
+        return [cmd.CompleteItem(token, anyone) for token in request.tokens()]
 
     # -- handling ------------------------------------------------------------------------------
 
@@ -339,56 +366,25 @@ def _check_count(field: str, batch: Sequence[Any]) -> None:
         )
 
 
-def _no_leases(request: asked.LeaseRequest) -> Reply:
+def _no_leases(meta: RequestMeta, request: asked.LeaseRequest) -> Reply:
     """A log that is slower than the deadline allows is no error: what it still grants is released at once."""
-    return Reply(_leases([], request.max_items))
+    return _leases([], request.max_items, meta.answer_form)
 
 
-def _leases(granted: list[GrantedLease], max_items: int | None) -> bytes:
+def _leases(granted: list[GrantedLease], max_items: int | None, form: AnswerForm) -> Reply:
     """Without `maxItems` one lease stands for itself, and none is an empty object: callers of old know no list."""
-    if max_items is not None:
-        return _encode(out.LeaseAnswer(leases=[out.lease_of(each) for each in granted]))
-    return _encode(out.lease_of(granted[0])) if granted else b"{}"
+    answer: Any
+    if max_items is None:
+        answer = out.lease_of(granted[0]) if granted else {}
+    elif form == "compact":
+        answer = CompactLeases(leases=granted)
+    else:
+        answer = out.LeaseAnswer(leases=[out.lease_of(each) for each in granted])
+    return Reply(_encode(answer)) if form == "json" else Reply(_pack(answer), encoding="msgpack")
 
 
-# -- acknowledgements as commands ----------------------------------------------------------------
-
-
-def _heartbeat(ack: asked.HeartbeatAck, caller: Caller) -> cmd.ExtendLease:
-    return cmd.ExtendLease(ack.token(), caller, None if ack.progress is None else ack.progress.value())
-
-
-def _complete(ack: asked.CompleteAck, caller: Caller) -> cmd.CompleteItem:
-    follow_ups = None if ack.follow_ups is None else asked.item_values(ack.follow_ups)
-    return cmd.CompleteItem(ack.token(), caller, ack.result, ack.result_encoding, follow_ups)
-
-
-def _fail(ack: asked.FailAck, caller: Caller) -> cmd.FailItem:
-    return cmd.FailItem(
-        ack.token(), caller, _fail_mode(ack), ack.reason, ack.error_code, ack.delay_ms, ack.metadata or None
-    )
-
-
-_FAIL_MODES: dict[str, FailMode] = {"retry": "retry", "release": "release", "dead": "dead"}
-
-
-def _fail_mode(ack: asked.FailAck) -> FailMode:
-    if ack.mode is None:
-        return "retry" if ack.requeue else "dead"
-    mode = _FAIL_MODES.get(ack.mode.lower())
-    if mode is None:
-        refuse("mode", "must be retry, release or dead")
-    return mode
-
-
-def _release(ack: asked.ReleaseAck, caller: Caller) -> cmd.ReleaseItem:
-    return cmd.ReleaseItem(ack.token(), caller, ack.delay_ms)
-
-
-ACKNOWLEDGE: dict[str, Callable[[Any, Caller], Any]] = {
-    "heartbeat": _heartbeat,
-    "complete": _complete,
-    "fail": _fail,
-    "release": _release,
-}
-"""Acknowledgements by verb: from what a peer sent to the command it means."""
+def _items(request: asked.EnqueueRequest) -> list[NewItem]:
+    if request.items is None:
+        return [request.value()]
+    asked.refuse_beside("items", request, "wait_ms")
+    return asked.item_values(request.items)

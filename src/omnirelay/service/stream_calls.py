@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from omnirelay.errors import OmniRelayError, ResourceExhausted, Unavailable
-from omnirelay.rpc.calls import Call, Reply, RequestMeta
+from omnirelay.rpc.calls import AnswerForm, Call, Reply, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.driving import Driven
-from omnirelay.wire.streams import CallId, StreamCall
+from omnirelay.wire.packed import json_of
+from omnirelay.wire.streams import CallId, Received, StreamCall
 
 CALLS_MAX = 10_000
 """Most calls of one stream that wait for an answer. One more is refused: acknowledgements never wait behind calls."""
@@ -62,19 +63,24 @@ class StreamCalls:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._closed = False
+        self.packed = False
+        """Answers are MessagePack."""
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def begin(
-        self, call_id: CallId | None, call: StreamCall, request: Any, message_bytes: int, peer_id: str | None
-    ) -> None:
-        """`request` is that of the call when it was read with its message, of which `message_bytes` is the size.
+    def begin(self, received: Received, call: StreamCall, message_bytes: int, peer_id: str | None) -> None:
+        """`message_bytes` is the size of the message, for a call whose request was read with it.
 
         Raises ResourceExhausted when too many wait already.
         """
-        size = len(bytes(call.request)) if request is None else message_bytes
+        request = received.request
+        body = bytes(call.request) if request is None else b""
+        size = len(body) if request is None else message_bytes
         self._check_room(size)
+        answer_form: AnswerForm = "json"
+        if self.packed:
+            answer_form = "compact" if call.compact else "packed"
         meta = RequestMeta(
             procedure=f"{self._namespace}::{call.verb}",
             service=self._meta.service,
@@ -83,14 +89,17 @@ class StreamCalls:
             deadline=None if call.ttl_ms is None else self._loop.time() + min(call.ttl_ms, TTL_MAX_MS) / 1000,
             headers=self._meta.headers,
             principal=self._meta.principal,
+            answer_form=answer_form,
         )
         direct = self._dispatcher.is_direct(meta.procedure)
-        if request is None:
-            asked = Call(meta, bytes(call.request))
-        elif direct:
-            asked = Call(meta, request=request)
+        # Without that, somebody between here and the handler may want to see the request, and expects JSON.
+        if request is not None:
+            asked = Call(meta, request=request) if direct else Call(meta, _encode(request))
+        elif received.packed and not direct:
+            asked = Call(meta, json_of(self._dispatcher.request_type(meta.procedure), body))
         else:
-            asked = Call(meta, _encode(request))  # Somebody between here and the handler may want to see it.
+            asked = Call(meta, body, packed=received.packed)
+        call_id = received.message.id
         running = RunningCall(call_id, asked, size)
         self._running.add(running)
         if call_id is not None:

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from omnirelay.core.answers import GrantedLease
 from omnirelay.core.intake import BATCH_ITEMS_MAX, refuse
@@ -41,10 +42,13 @@ from omnirelay.errors import (
 from omnirelay.rpc.calls import Reply, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.sessions import POLICY, RESTARTING, Outlet
+from omnirelay.service.acknowledging import ACKNOWLEDGE
 from omnirelay.service.held_leases import HeldLeases
-from omnirelay.service.procedures import ACKNOWLEDGE, caller_of, holder_of
+from omnirelay.service.procedures import caller_of, holder_of
 from omnirelay.service.stream_calls import StreamCalls
-from omnirelay.wire.answers import Lease, error_body_of, lease_of, outcome_of
+from omnirelay.wire.answers import error_body_of, lease_of, outcome_of
+from omnirelay.wire.forms import JSON, PACKED, SUBPROTOCOL, Form, is_packed
+from omnirelay.wire.packed_streams import read_packed_messages
 from omnirelay.wire.streams import (
     CREDIT_MAX,
     Received,
@@ -62,8 +66,6 @@ MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 """Answers that are ready together go out together, up to about this much."""
 PUSH_BYTES_MAX = 1024 * 1024
 """Leases go out in messages of about this size; between two of them it is seen whether the peer still reads."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 class LeaseStream:
@@ -102,13 +104,21 @@ class LeaseStream:
         self._closed = False
         self._clock: float | None = None
         """The latest time of the peer that has come."""
+        offered = meta.headers.get("sec-websocket-protocol", "")
+        self.subprotocol = SUBPROTOCOL if SUBPROTOCOL in re.split(r"[,\s]+", offered) else None
+        self._form: Form | None = None
+        """That of the peer's first message. Only then is it sure that it has heard of a subprotocol."""
         shard()  # Raises when the shard does not serve.
 
     # -- the session ---------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
+        packed = self.subprotocol is not None and is_packed(data)
+        if self._form is None:
+            self._form = PACKED if packed else JSON
+            self._calls.packed = packed
         try:
-            messages = read_messages(data)
+            messages = read_packed_messages(data) if packed else read_messages(data)
         except OmniRelayError as error:
             self._end(error)
             return
@@ -169,7 +179,7 @@ class LeaseStream:
             self._acknowledge(message.id, received.acks)
         if message.call is not None:
             peer_id = None if self._opened is None else self._opened.peer_id
-            self._calls.begin(message.id, message.call, received.request, size, peer_id)
+            self._calls.begin(received, message.call, size, peer_id)
         if message.abandon is not None:
             self._calls.abandon(message.abandon)
 
@@ -242,13 +252,16 @@ class LeaseStream:
             return
         decided = iter(done.result())
         results = [outcome_of(next(decided) if each is None else each) for each in outcomes]
-        self._say(_encode(StreamAnswer(id=call_id, results=results)))
+        self._say(self._encoded(StreamAnswer(id=call_id, results=results)))
 
     def _answer(self, call_id: int | str | None, outcome: Reply | OmniRelayError) -> None:
         if isinstance(outcome, OmniRelayError):
-            self._say(_encode(StreamAnswer(id=call_id, error=error_body_of(outcome))))
+            self._say(self._encoded(StreamAnswer(id=call_id, error=error_body_of(outcome))))
         else:
-            self._say(b'{"id":%b,"answer":%b}' % (_encode(call_id), outcome.body))
+            self._say((self._form or JSON).message(call_id, "answer", outcome.body))
+
+    def _encoded(self, answer: StreamAnswer) -> bytes:
+        return (self._form or JSON).encode(answer)
 
     # -- what the node says --------------------------------------------------------------------
 
@@ -308,7 +321,8 @@ class LeaseStream:
         """
         shard = self._shard()
         now_ms = shard.now_ms()
-        leases: list[Lease] = []
+        compact = self._opened is not None and self._opened.compact and self._form is PACKED
+        leases: list[Any] = []
         over: list[StreamAnswer] = []
         size = 0
         while self._granted and (not leases or size < PUSH_BYTES_MAX):
@@ -316,9 +330,8 @@ class LeaseStream:
             if granted.token.lease_id not in self._held:
                 self._credit += 1  # It ended while it waited here; the peer never saw it.
                 continue
-            lease = lease_of(granted)
-            lease.remaining_ms = max(0, granted.expires_at - now_ms)
-            leases.append(lease)
+            remaining = replace(granted, remaining_ms=max(0, granted.expires_at - now_ms))
+            leases.append(remaining if compact else lease_of(remaining))
             size += _size_of(granted)
             item = shard.state.items.get(granted.token.sequence_id)
             # What was decided together with the grant was told before this stream held the lease.
@@ -339,7 +352,7 @@ class LeaseStream:
 
     def _send(self, answer: StreamAnswer) -> None:
         """Something goes out at the end of this turn of the loop, with everything else that is said in it."""
-        self._put(_encode(answer), alone=False)
+        self._put(self._encoded(answer), alone=False)
 
     def _say(self, message: bytes) -> None:
         """An answer goes out. When nobody else waits for one there is nothing it could go out together with."""
@@ -364,17 +377,18 @@ class LeaseStream:
         """Everything that was said, in as few messages as it takes."""
         waiting, self._waiting = self._waiting, []
         self._waiting_bytes = 0
+        form = self._form or JSON
         if len(waiting) == 1:
-            self._outlet.send(waiting[0])
+            self._outlet.send(waiting[0], binary=form.binary)
             return
         start = size = 0
         for index, message in enumerate(waiting):
             if size + len(message) > MESSAGE_BYTES_MAX and index > start:
-                self._outlet.send(b"[" + b",".join(waiting[start:index]) + b"]")
+                self._outlet.send(form.array(waiting[start:index]), binary=form.binary)
                 start, size = index, 0
             size += len(message)
         if start < len(waiting):
-            self._outlet.send(b"[" + b",".join(waiting[start:]) + b"]")
+            self._outlet.send(form.array(waiting[start:]), binary=form.binary)
 
     def _end(self, error: OmniRelayError) -> None:
         """Say why, and end the stream. Who broke a rule hears so; anything else is worth another connection."""

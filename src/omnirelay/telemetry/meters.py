@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from omnirelay.core import events as ev
+from omnirelay.core import spans
 from omnirelay.core.items import Item
 from omnirelay.telemetry import catalogue
 from omnirelay.telemetry.catalogue import CALL_DURATION, CALL_SECONDS, SECONDS
@@ -87,17 +88,14 @@ class ShardMeter:
             run: list[Any] = list(same)
             self.events[kind.__name__] += len(run)
             if kind is ev.LeaseGranted:
-                self._take_granted(run, items, waits)
+                room = max(0, LEASES_FOLLOWED_MAX - len(self._granted))
+                waits += spans.waits(run, items, self._due, self._granted, room)
             elif kind is ev.Enqueue:
                 for event in run:
                     if event.not_before is not None:
                         self._put_off(event.sequence_id, event.not_before)
             elif kind is ev.Completed or kind is ev.Failed or kind is ev.Released or kind is ev.Expired:
-                granted = self._granted
-                for event in run:
-                    at = granted.pop(event.ownership.sequence_id, None)
-                    if at is not None:
-                        lease_times.append(event.timestamp - at)
+                lease_times += spans.lease_times(run, self._granted)
                 if kind is ev.Completed:
                     attempts += [event.ownership.attempt for event in run]
                 else:
@@ -124,24 +122,6 @@ class ShardMeter:
         self.wait.observe_all(waits, 1000)
         self.lease_time.observe_all(lease_times, 1000)
         self.attempts.observe_all(attempts)
-
-    def _take_granted(self, run: list[ev.LeaseGranted], items: dict[int, Item], waits: list[int]) -> None:
-        granted = self._granted
-        room = max(0, LEASES_FOLLOWED_MAX - len(granted))
-        for event in run[:room]:
-            granted[event.ownership.sequence_id] = event.timestamp
-        put_off = self._due
-        for event in run:
-            token = event.ownership
-            if token.attempt == 1:
-                due = put_off.pop(token.sequence_id, None) if put_off else None
-                if due is None:
-                    item = items.get(token.sequence_id)
-                    if item is None:
-                        continue
-                    due = item.enqueued_at
-                wait = event.timestamp - due
-                waits.append(wait if wait > 0 else 0)
 
     def _put_off(self, sequence_id: int, due: int) -> None:
         if len(self._due) < LEASES_FOLLOWED_MAX:

@@ -17,6 +17,7 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
 
 from omnirelay.errors import OmniRelayError, Unavailable, Unimplemented
 from omnirelay.rpc.dispatcher import Dispatcher
@@ -24,7 +25,7 @@ from omnirelay.rpc.sessions import NORMAL, RESTARTING, Session
 from omnirelay.rpc.statuses import http_status
 from omnirelay.transport.http_headers import error_body, error_headers, request_meta
 from omnirelay.transport.origins import SAME_ORIGIN, Origins
-from omnirelay.transport.websocket_frames import FrameReader, MaskedFrames, text_frame
+from omnirelay.transport.websocket_frames import FrameReader, MaskedFrames, plain_frame
 
 _log = logging.getLogger("omnirelay.transport")
 
@@ -49,7 +50,7 @@ class WebSocketLink(asyncio.Protocol):
     def __init__(self, engine: ServerProtocol | ClientProtocol, *, size_max: int | None) -> None:
         self._engine = engine
         self._frames = FrameReader(masked=isinstance(engine, ServerProtocol), size_max=size_max)
-        self._frame_of = text_frame if isinstance(engine, ServerProtocol) else MaskedFrames().text_frame
+        self._frame_of = plain_frame if isinstance(engine, ServerProtocol) else MaskedFrames().frame
         self._shaking_hands = True
         self._head_tail = b""
         """The last bytes of a head that has not ended yet."""
@@ -86,7 +87,7 @@ class WebSocketLink(asyncio.Protocol):
     def congested(self) -> bool:
         return self._congested_since is not None
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, *, binary: bool = False) -> None:
         if self._gone or self._engine.state is not State.OPEN:
             return
         assert self._transport is not None
@@ -94,7 +95,7 @@ class WebSocketLink(asyncio.Protocol):
             # Looked at before and not after: one answer may be as large as the peer asked for.
             self._drop("it leaves too much unread")
             return
-        self._transport.write(self._frame_of(data))
+        self._transport.write(self._frame_of(data, binary))
 
     def close(self, code: int = NORMAL, reason: str = "") -> None:
         if not self._gone and self._engine.state is State.OPEN:
@@ -230,7 +231,8 @@ class WebSocketInbound(WebSocketLink):
     """The server's end: one duplex call of a dispatcher. uvicorn makes one when a connection is upgraded."""
 
     def __init__(self, dispatcher: Dispatcher, server_state: Any, origins: Origins | None) -> None:
-        super().__init__(ServerProtocol(max_size=MESSAGE_MAX), size_max=MESSAGE_MAX)
+        engine = ServerProtocol(max_size=MESSAGE_MAX, select_subprotocol=lambda *_: self._subprotocol())
+        super().__init__(engine, size_max=MESSAGE_MAX)
         self._dispatcher = dispatcher
         self._origins = origins
         self._server_state = server_state
@@ -269,6 +271,10 @@ class WebSocketInbound(WebSocketLink):
         if response.status_code != 101:
             self._session.closed()
             self._session = None
+
+    def _subprotocol(self) -> Subprotocol | None:
+        chosen = None if self._session is None else self._session.subprotocol
+        return None if chosen is None else Subprotocol(chosen)
 
     def _open(self, request: Request) -> Session:
         if self._dispatcher.draining:

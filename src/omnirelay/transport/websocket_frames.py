@@ -23,6 +23,7 @@ _TWO_BYTES_MAX: Final = 0xFFFF
 _TEXT: Final = 0x81
 """A whole text message: the last frame of its message, and the first."""
 _BINARY: Final = 0x82
+"""The same of bytes."""
 _LAST_FRAME: Final = 0x80
 _DATA_OPCODES: Final = (0, 1, 2)
 _MASKS_AT_A_TIME: Final = 1_024
@@ -95,32 +96,36 @@ class FrameReader:
         self._needed = needed
 
 
-def text_frame(data: bytes) -> bytes:
-    """A server's text message."""
+def plain_frame(data: bytes, binary: bool) -> bytes:
+    """A message of a server."""
     size = len(data)
     if size <= _SHORT_MAX:
-        return b"\x81%c%b" % (size, data)
-    return _long_head(size, 0) + data
+        return b"%c%c%b" % (_BINARY if binary else _TEXT, size, data)
+    return _long_head(size, 0, binary) + data
 
 
 class MaskedFrames:
-    """Text messages of a client. Masks are random, and drawn many at a time."""
+    """Messages of a client. Masks are random, and drawn many at a time."""
 
     def __init__(self) -> None:
         self._masks = b""
         self._at = 0
 
-    def text_frame(self, data: bytes) -> bytes:
+    def frame(self, data: bytes, binary: bool) -> bytes:
         if self._at == len(self._masks):
             self._masks, self._at = os.urandom(4 * _MASKS_AT_A_TIME), 0
         mask = self._masks[self._at : self._at + 4]
         self._at += 4
         size = len(data)
-        head = b"\x81%c" % (size | _MASK_BIT) if size <= _SHORT_MAX else _long_head(size, _MASK_BIT)
+        if size <= _SHORT_MAX:
+            head = b"%c%c" % (_BINARY if binary else _TEXT, size | _MASK_BIT)
+        else:
+            head = _long_head(size, _MASK_BIT, binary)
         return b"".join((head, mask, apply_mask(data, mask)))
 
 
-def _long_head(size: int, mask_bit: int) -> bytes:
+def _long_head(size: int, mask_bit: int, binary: bool) -> bytes:
+    first = _BINARY if binary else _TEXT
     if size <= _TWO_BYTES_MAX:
-        return b"\x81%c%b" % (_TWO_BYTES | mask_bit, size.to_bytes(2, "big"))
-    return b"\x81%c%b" % (127 | mask_bit, size.to_bytes(8, "big"))
+        return b"%c%c%b" % (first, _TWO_BYTES | mask_bit, size.to_bytes(2, "big"))
+    return b"%c%c%b" % (first, 127 | mask_bit, size.to_bytes(8, "big"))

@@ -62,9 +62,12 @@ class Progress(Outgoing):
     data: Any = None
 
 
-def _progress(stored: bytes | None) -> Any:
-    """Progress is kept as the JSON it came in; it goes out as that, not decoded."""
-    return None if not stored else msgspec.Raw(stored)
+def _progress(stored: bytes | msgspec.Raw | None) -> Progress | None:
+    """Progress is kept as the JSON it came in."""
+    return _decode_progress(stored) if stored else None
+
+
+_decode_progress = msgspec.json.Decoder(Progress).decode
 
 
 class QueueStats(Outgoing):
@@ -134,7 +137,7 @@ class LeaseAnswer(Outgoing):
     leases: list[Lease]
 
 
-class Outcome(Outgoing):
+class Outcome(Outgoing, gc=False):
     """One acknowledgement of a batch: what its single answer has, or why it was refused."""
 
     success: bool
@@ -273,7 +276,7 @@ def pending_item_of(item: RestoredItem) -> PendingItem:
         last_ownership_token=item.last_ownership_token,
         not_before=instant_or_none(item.not_before),
         max_attempts=item.max_attempts,
-        progress=None if item.progress == NO_PROGRESS else item.progress,  # type: ignore[arg-type]
+        progress=None if item.progress == NO_PROGRESS else _progress(item.progress),
         parent_sequence_id=item.parent_sequence_id,
         request_key=item.request_key,
         payload_digest=item.payload_digest,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
+from omnirelay.core.answers import GrantedLease
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import TOO_LARGE, InvalidArgument
 from omnirelay.wire.answers import ErrorBody, Lease, Outcome, Outgoing
@@ -25,9 +26,9 @@ from omnirelay.wire.requests import (
 
 CREDIT_MAX = 100_000
 MESSAGES_MAX = 10_000
+"""Most messages in one array."""
 CONVERTED_COST = 4
 """What it takes to look at a message or an acknowledgement by itself, in names."""
-"""Most messages in one array."""
 CallId = int | str
 
 
@@ -43,6 +44,8 @@ class StreamOpen(Incoming):
     credit: Annotated[int, Meta(ge=0, le=CREDIT_MAX)] = 0
     filters: StreamFilters | None = None
     lease_duration_ms: Annotated[int, Meta(ge=1)] | None = None
+    compact: bool = False
+    """The peer reads the compact form of leases. Only MessagePack has one."""
 
 
 class StreamAck(FailAck):
@@ -59,8 +62,11 @@ class StreamCall(Incoming):
     """Any unary verb of the namespace. `ttlMs` is the deadline of this call."""
 
     verb: str
-    request: msgspec.Raw = msgspec.Raw(b"{}")
+    request: msgspec.Raw = msgspec.Raw()
+    """Without one it is an empty object."""
     ttl_ms: Annotated[float, Meta(ge=0)] | None = None
+    compact: bool = False
+    """The caller reads the compact forms of answers. Only MessagePack has some."""
 
 
 class StreamMessage(Incoming):
@@ -82,7 +88,8 @@ class StreamAnswer(Outgoing):
     """What the node sends. `error` with an id refuses that call; without one it is the reason why the stream ends."""
 
     id: CallId | None = None
-    leases: list[Lease] | None = None
+    leases: list[Lease] | list[GrantedLease] | None = None
+    """By name, or in the compact form: as core made them."""
     clock: float | None = None
     results: list[Outcome] | None = None
     answer: Any = None
@@ -101,6 +108,8 @@ class Received(msgspec.Struct):
 
     message: StreamMessage
     acks: Sequence[StreamAck | InvalidArgument] | None = None
+    packed: bool = False
+    """The request of its call is MessagePack."""
     request: Any = None
     """The request of its call, when that was read along with it; then the call itself has none."""
     error: InvalidArgument | None = None
@@ -118,6 +127,7 @@ class _TypedCall(Incoming, Generic[R]):
     verb: str
     request: R
     ttl_ms: Annotated[float, Meta(ge=0)] | None = None
+    compact: bool = False
 
 
 class _TypedMessage(Incoming, Generic[R]):

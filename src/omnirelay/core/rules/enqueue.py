@@ -75,7 +75,8 @@ def plan_enqueue(state: State, command: EnqueueItems, size: int, now_ms: int) ->
             capacity=options.capacity,
             capacityBytes=options.capacity_bytes,
         )
-    return events, EnqueueAnswer(results, state.pending_count + len(events), state.leased.live)
+    all_new = len(events) == len(items)
+    return events, EnqueueAnswer(results, state.pending_count + len(events), state.leased.live, all_new)
 
 
 def check_size(state: State, command: EnqueueItems) -> None:

@@ -1,0 +1,93 @@
+"""Requests on their way out: each is encoded when it is known over which connection it goes, and in which form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import astuple
+
+from omnirelay.client.items import ItemSpec, is_plain
+from omnirelay.core.payload import OwnershipToken
+from omnirelay.errors import InvalidArgument
+from omnirelay.wire import requests as asked
+
+_json = msgspec.json.Encoder().encode
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def encoded(message: Any, encode: Callable[[Any], bytes] = _json) -> bytes:
+    """What a caller gave, as it is sent. Raises InvalidArgument when that cannot be, before anything is sent."""
+    try:
+        return encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidArgument(f"this cannot be sent as JSON: {error}", field="body") from None
+
+
+class Asking:
+    """A request of any verb. A repeat is sent as the first was: nothing that a caller changes meanwhile counts."""
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._encoded: dict[bool, bytes] = {}
+
+    def body(self, *, packed: bool) -> bytes:
+        body = self._encoded.get(packed)
+        if body is None:
+            body = self._encoded[packed] = self._packed() if packed else self._json()
+        return body
+
+    def _json(self) -> bytes:
+        return encoded(self._request)
+
+    def _packed(self) -> bytes:
+        return encoded(self._request, _pack)
+
+
+class AskingItems(Asking):
+    """An enqueue. Raises InvalidArgument when an item has a value that is none."""
+
+    def __init__(self, items: list[ItemSpec], wait_ms: int | None) -> None:
+        super().__init__(None)
+        self._items = items
+        self._wait_ms = wait_ms
+        plain = is_plain(items[0]) and (len(items) == 1 or all(map(is_plain, items)))
+        self._wires = None if plain else [item.wire() for item in items]
+
+    def _json(self) -> bytes:
+        return encoded(self._spelled_out())
+
+    def _packed(self) -> bytes:
+        if self._wires is None:
+            return encoded({"items": self._items, "waitMs": self._wait_ms}, _pack)
+        return encoded(self._spelled_out(), _pack)
+
+    def _spelled_out(self) -> asked.EnqueueRequest:
+        wires = self._wires or [item.wire() for item in self._items]
+        if len(wires) > 1:
+            return asked.EnqueueRequest(items=list(wires), wait_ms=self._wait_ms)
+        [wire] = wires
+        return asked.EnqueueRequest(
+            payload=wire.payload,
+            priority=wire.priority,
+            weight=wire.weight,
+            not_before=wire.not_before,
+            delay_ms=wire.delay_ms,
+            max_attempts=wire.max_attempts,
+            wait_ms=self._wait_ms,
+        )
+
+
+class AskingTokens(Asking):
+    """Acknowledgements that say nothing but which leases they are about."""
+
+    def __init__(self, tokens: Sequence[OwnershipToken]) -> None:
+        super().__init__(None)
+        self._tokens = tokens
+
+    def _json(self) -> bytes:
+        return encoded({"acks": [{"ownershipToken": token} for token in self._tokens]})
+
+    def _packed(self) -> bytes:
+        return encoded({"acks": [astuple(token) for token in self._tokens]}, _pack)

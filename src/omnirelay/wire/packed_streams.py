@@ -1,0 +1,66 @@
+"""Messages of the lease stream as MessagePack: one map, or an array of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from omnirelay.wire.forms import is_array
+from omnirelay.wire.packed import UNREADABLE, as_json, check_elements, parsed
+from omnirelay.wire.reading import OBJECTS_MAX
+from omnirelay.wire.requests import Incoming
+from omnirelay.wire.streams import MESSAGES_MAX, Received, StreamMessage, read_messages
+
+
+class _Outline(Incoming):
+    """What a message is made of, without a look at what is in it: no more than a few objects."""
+
+    id: msgspec.Raw = msgspec.Raw()
+    open: msgspec.Raw = msgspec.Raw()
+    credit: msgspec.Raw = msgspec.Raw()
+    begin: msgspec.Raw = msgspec.Raw()
+    acks: msgspec.Raw = msgspec.Raw()
+    call: msgspec.Raw = msgspec.Raw()
+    abandon: msgspec.Raw = msgspec.Raw()
+    clock: msgspec.Raw = msgspec.Raw()
+
+
+_one = msgspec.msgpack.Decoder(StreamMessage)
+_many = msgspec.msgpack.Decoder(Annotated[list[StreamMessage], Meta(max_length=MESSAGES_MAX)])
+_outline = msgspec.msgpack.Decoder(_Outline)
+_outlines = msgspec.msgpack.Decoder(Annotated[list[_Outline], Meta(max_length=MESSAGES_MAX)])
+
+
+def read_packed_messages(data: bytes) -> list[Received]:
+    """One message or an array of them. Raises InvalidArgument when it is not MessagePack, or not made of maps.
+
+    What does not fit at first sight is read as the JSON it stands for.
+    """
+    if len(data) > OBJECTS_MAX:
+        _check_size(data)
+    try:
+        messages = _many.decode(data) if is_array(data) else [_one.decode(data)]
+    except UNREADABLE:
+        check_elements(data)
+        return read_messages(as_json(parsed(data)))
+    return [Received(message, message.acks, packed=True) for message in messages]
+
+
+def _check_size(data: bytes) -> None:
+    """Refuse too many elements. Those of the request of a call are counted by who reads it: it may be one of the large
+    batches that are bounded by their type, and counting costs more than reading those.
+    """
+    try:
+        outlines = _outlines.decode(data) if is_array(data) else [_outline.decode(data)]
+    except UNREADABLE:
+        check_elements(data)
+        return
+    size = sum(
+        len(bytes(each))
+        for outline in outlines
+        for each in (outline.open, outline.begin, outline.acks, outline.abandon)
+    )
+    if size > OBJECTS_MAX:
+        check_elements(data)
