@@ -151,7 +151,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     try:
         tune_process()
         await durable_cycles(root / "cycles", passes, scale)
-        split_by_stage(1000, 5)
+        await split_by_stage(root / "stages", 1000, 5)
         growth((1_000, 10_000, 100_000, 1_000_000) if not arguments.quick else (1_000, 100_000), 5)
         memory_per_item(deep)
         await recovery(root / "recovery", deep)
