@@ -125,6 +125,27 @@ async def test_without_an_interpreter_everything_is_made_here(monkeypatch: pytes
             assert workshop.pids == []
 
 
+async def test_a_process_that_prints_before_it_answers_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('somebody wants to be seen in every process')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    async with working() as workshop:
+        assert (await soon(workshop.make("lines", some_commits()))).types == {"TimeAdvanced": 40}
+        assert workshop.pids == []
+    assert "workshop_lost" in caplog.text
+
+
+async def test_what_python_passes_over_in_its_path_keeps_no_process_from_starting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])
+    async with working() as workshop:
+        await soon(workshop.make("lines", some_commits()))
+        assert len(workshop.pids) == 1
+
+
 async def test_bytes_that_are_no_frame_are_refused_here_and_by_name() -> None:
     commits = some_commits()
     broken = msgspec.structs.replace(commits.frames[0], data=b"{}")
@@ -169,6 +190,15 @@ async def test_processes_without_work_are_ended_and_come_back_with_work() -> Non
         assert workshop.pids == []
         await workshop.make("lines", some_commits())
         assert len(workshop.pids) == 1
+
+
+async def test_a_process_that_never_got_work_is_ended_when_another_one_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workshop_module, "_ANSWER_S", 0.0)
+    monkeypatch.setattr(workshop_module, "_IDLE_S", 0.0)
+    async with working(workers_max=2) as workshop:
+        await soon(workshop.make("lines", some_commits()))
+        await soon(asyncio.gather(*workshop._tasks))
+        assert workshop.pids == []
 
 
 async def test_a_closed_workshop_has_no_process_and_still_works() -> None:

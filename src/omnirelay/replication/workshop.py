@@ -20,8 +20,6 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
-import msgspec
-
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.health import reason_of
 from omnirelay.replication.made import Form, Made
@@ -67,6 +65,8 @@ def _started(parcels: Parcels, form: Form) -> subprocess.Popen[bytes]:
     """Raises OSError."""
     if not sys.executable or getattr(sys, "frozen", False):
         raise OSError("there is no interpreter to start")  # What is called so would be the whole program once more.
+    # What else may stand in the path means nothing to Python either.
+    path = [each or os.getcwd() for each in sys.path if isinstance(each, str)]
     return subprocess.Popen(
         # Without the directory that the node happens to be started in: something there may be called like a module.
         [sys.executable, "-P", "-m", "omnirelay.replication.workshop_process", str(parcels.file), form],
@@ -75,7 +75,7 @@ def _started(parcels: Parcels, form: Form) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         bufsize=0,
         pass_fds=(parcels.file,),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         process_group=0,  # An interrupt from the keyboard is for the node, which has an order to its end.
     )
 
@@ -94,7 +94,7 @@ class _Worker:
         return None if self._process is None else self._process.pid
 
     async def make(self, form: Form, commits: Commits) -> Made:
-        """Raises OSError and TimeoutError when the process is of no use any more."""
+        """Raises OSError, TimeoutError or what else its answer leads to when the process is of no use any more."""
         async with asyncio.timeout(_ANSWER_S):
             return await self._thread.run(lambda: self._make(form, commits))
 
@@ -177,12 +177,13 @@ class Workshop:
             self._idle = [_Worker() for _ in range(self._workers_max)]
             for each in self._idle:
                 self._beside(each.start(form))
+            self._end_when_idle()  # Perhaps there is no work for all of them.
         worker = self._idle.pop() if self._idle else _Worker()
         self._busy.add(worker)
         try:
             await worker.start(form)
             made = await worker.make(form, commits)
-        except (OSError, TimeoutError, msgspec.MsgspecError) as error:
+        except Exception as error:  # Whatever it was: what it answers may be anything, and is not needed.
             _log.warning("workshop_lost", extra={"reason": reason_of(error)})
             self._paused_until = now() + _PAUSE_S
             await self._end(worker)
@@ -214,7 +215,7 @@ class Workshop:
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
         async def done() -> None:
-            with suppress(OSError):  # It is there for whoever is to use that process.
+            with suppress(Exception):  # It is there for whoever is to use that process.
                 await work
 
         task = asyncio.create_task(done())
