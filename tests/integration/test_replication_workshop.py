@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from omnirelay.segments.reader import SegmentReader
 from omnirelay.testing.clock import FakeClock
 from tests.integration.shards import NAMESPACE, Place, frames_of, soon
 from tests.integration.test_replication_following import in_table, log_of, work
+from tests.patience import PATIENCE_S
 
 FORMS: tuple[Form, ...] = get_args(Form)
 
@@ -123,6 +125,19 @@ async def test_without_an_interpreter_everything_is_made_here(monkeypatch: pytes
         async with working() as workshop:
             assert (await soon(workshop.make("lines", some_commits()))).types == {"TimeAdvanced": 40}
             assert workshop.pids == []
+
+
+async def test_no_thread_stays_behind_processes_that_could_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
+    monkeypatch.setattr(workshop_module, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(sys, "executable", "")
+    async with working(workers_max=2) as workshop:
+        for _ in range(8):
+            await soon(workshop.make("lines", some_commits()))
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "omnirelay-workshop":
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
 
 
 async def test_a_process_that_prints_before_it_answers_is_given_up(

@@ -16,9 +16,9 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.health import reason_of
@@ -29,6 +29,8 @@ from omnirelay.replication.threads import OneThread
 from omnirelay.replication.workshop_process import Order, SentFrame, encode, read_answer
 
 _log = logging.getLogger("omnirelay.replication")
+
+T = TypeVar("T")
 
 WORTH_BYTES: Final = 256 * 1024
 """Of the log. Less is made here, in about a millisecond."""
@@ -96,11 +98,11 @@ class _Worker:
     async def make(self, form: Form, commits: Commits) -> Made:
         """Raises OSError, TimeoutError or what else its answer leads to when the process is of no use any more."""
         async with asyncio.timeout(_ANSWER_S):
-            return await self._thread.run(lambda: self._make(form, commits))
+            return await self._run(lambda: self._make(form, commits))
 
     async def start(self, form: Form) -> None:
         """The process, unless it was started; it will be asked for this first. Raises OSError."""
-        await self._thread.run(lambda: self._start(form))
+        await self._run(lambda: self._start(form))
 
     def _start(self, form: Form) -> None:
         if self._ended:
@@ -130,8 +132,14 @@ class _Worker:
         self._ended = True
         if self._process is not None:
             self._process.kill()
-        await self._thread.run(self._let_go)
-        self._thread.close()
+        await self._run(self._let_go)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        try:
+            return await self._thread.run(work)
+        finally:
+            if self._ended:  # Also for who comes behind its end, and was given a thread again.
+                self._thread.close()
 
     def _let_go(self) -> None:
         if self._process is not None:
