@@ -140,6 +140,17 @@ async def test_no_thread_stays_behind_processes_that_could_not_be_started(monkey
             assert not thread.is_alive()
 
 
+async def test_a_process_of_another_version_makes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node may be upgraded while it runs, and goes on as what it is until it is started again."""
+    monkeypatch.setattr(workshop_module, "__version__", "0.0.1")
+    async with working() as workshop:
+        assert (await soon(workshop.make("lines", some_commits()))).types == {"TimeAdvanced": 40}
+        assert workshop.pids == []
+    assert "workshop_lost" in caplog.text
+
+
 async def test_a_process_that_prints_before_it_answers_is_given_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

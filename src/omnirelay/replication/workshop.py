@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
+from omnirelay._version import __version__
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.health import reason_of
 from omnirelay.replication.made import Form, Made
@@ -47,6 +48,9 @@ _PAUSE_S: Final = 30.0
 """After one was lost, or could not be started, everything is made here for so long."""
 
 
+_PROCESS: Final = "omnirelay.replication.workshop_process"
+
+
 class Maker(Protocol):
     """Who makes what sinks write."""
 
@@ -71,7 +75,7 @@ def _started(parcels: Parcels, form: Form) -> subprocess.Popen[bytes]:
     path = [each or os.getcwd() for each in sys.path if isinstance(each, str)]
     return subprocess.Popen(
         # Without the directory that the node happens to be started in: something there may be called like a module.
-        [sys.executable, "-P", "-m", "omnirelay.replication.workshop_process", str(parcels.file), form],
+        [sys.executable, "-P", "-m", _PROCESS, str(parcels.file), form, __version__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
