@@ -11,7 +11,7 @@ import pytest
 
 from omnirelay.errors import LogRegressed
 from omnirelay.log import SqliteLog
-from omnirelay.replication.confirmed import check_confirmed, give_up_confirmed
+from omnirelay.replication.confirmed import CHECKPOINT_FILE, check_confirmed, confirmed_by_sinks, give_up_confirmed
 from omnirelay.replication.owners import Newest
 from tests.integration.nodes import Http
 from tests.integration.shards import soon
@@ -92,6 +92,12 @@ class Holding(Recorder):
     async def open(self, shard: str) -> int | None:
         await super().open(shard)
         return self.holds
+
+
+def test_an_account_that_was_not_begun_yet_knows_of_nothing(tmp_path: Path) -> None:
+    """A crash may come between making the file and making its tables."""
+    (tmp_path / CHECKPOINT_FILE).touch()
+    assert confirmed_by_sinks(tmp_path, SHARD) == []
 
 
 async def test_the_log_keeps_what_a_required_sink_lacks_while_its_target_holds_something_else() -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from omnirelay.errors import Unavailable
+from omnirelay.replication import following as following_module
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.files import FileSink
@@ -107,6 +108,36 @@ async def test_what_goes_wrong_in_preparing_is_passed_over() -> None:
             assert (follower.failures, follower.state) == (0, "running")
         assert sink.prepared
         assert sink.taken == await log_of(shard)
+
+
+class NeverPrepared(Preparing):
+    async def prepare(self, commits: Commits) -> None:
+        await super().prepare(commits)
+        await asyncio.Event().wait()
+
+
+async def test_what_is_never_prepared_is_delivered_all_the_same() -> None:
+    async with memory_shard() as shard:
+        await work(shard)
+        sink = NeverPrepared()
+        sink.go_on.set()
+        async with following(shard, sink, settings=msgspec.structs.replace(SMALL, timeout_ms=50)) as follower:
+            await caught_up(follower, shard)
+        assert sink.prepared
+        assert sink.taken == await log_of(shard)
+
+
+async def test_who_stops_leaves_nothing_that_is_still_being_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following_module, "GRACE_MS", 0)
+    async with memory_shard() as shard:
+        await work(shard)
+        before = asyncio.all_tasks()
+        sink = NeverPrepared()
+        async with following(shard, sink, settings=SMALL) as follower:
+            await soon(sink.was_prepared(1))
+            sink.go_on.set()
+            await soon(follower.wait_confirmed(sink.came[0].last))
+        assert asyncio.all_tasks() <= before
 
 
 async def test_a_delivery_that_failed_comes_again_before_what_was_prepared_behind_it() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from omnirelay.segments.reader import SegmentReader
 from omnirelay.testing.clock import FakeClock
 from tests.integration.shards import NAMESPACE, Place, frames_of, soon
 from tests.integration.test_replication_following import in_table, log_of, work
+from tests.patience import PATIENCE_S
 
 FORMS: tuple[Form, ...] = get_args(Form)
 
@@ -125,6 +127,51 @@ async def test_without_an_interpreter_everything_is_made_here(monkeypatch: pytes
             assert workshop.pids == []
 
 
+async def test_no_thread_stays_behind_processes_that_could_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
+    monkeypatch.setattr(workshop_module, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(sys, "executable", "")
+    async with working(workers_max=2) as workshop:
+        for _ in range(8):
+            await soon(workshop.make("lines", some_commits()))
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "omnirelay-workshop":
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+async def test_a_process_of_another_version_makes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node may be upgraded while it runs, and goes on as what it is until it is started again."""
+    monkeypatch.setattr(workshop_module, "__version__", "0.0.1")
+    async with working() as workshop:
+        assert (await soon(workshop.make("lines", some_commits()))).types == {"TimeAdvanced": 40}
+        assert workshop.pids == []
+    assert "workshop_lost" in caplog.text
+
+
+async def test_a_process_that_prints_before_it_answers_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('somebody wants to be seen in every process')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    async with working() as workshop:
+        assert (await soon(workshop.make("lines", some_commits()))).types == {"TimeAdvanced": 40}
+        assert workshop.pids == []
+    assert "workshop_lost" in caplog.text
+
+
+async def test_what_python_passes_over_in_its_path_keeps_no_process_from_starting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])
+    async with working() as workshop:
+        await soon(workshop.make("lines", some_commits()))
+        assert len(workshop.pids) == 1
+
+
 async def test_bytes_that_are_no_frame_are_refused_here_and_by_name() -> None:
     commits = some_commits()
     broken = msgspec.structs.replace(commits.frames[0], data=b"{}")
@@ -169,6 +216,15 @@ async def test_processes_without_work_are_ended_and_come_back_with_work() -> Non
         assert workshop.pids == []
         await workshop.make("lines", some_commits())
         assert len(workshop.pids) == 1
+
+
+async def test_a_process_that_never_got_work_is_ended_when_another_one_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workshop_module, "_ANSWER_S", 0.0)
+    monkeypatch.setattr(workshop_module, "_IDLE_S", 0.0)
+    async with working(workers_max=2) as workshop:
+        await soon(workshop.make("lines", some_commits()))
+        await soon(asyncio.gather(*workshop._tasks))
+        assert workshop.pids == []
 
 
 async def test_a_closed_workshop_has_no_process_and_still_works() -> None:

@@ -131,6 +131,16 @@ def test_a_commit_of_a_few_calls_goes_into_a_table_in_runs() -> None:
     assert made.runs == [Run(11, EVENT_NUMBERS["TimeAdvanced"], instant(5), None, 0, 30, 0, len(made.parts[0]))]
 
 
+def test_what_stands_in_the_progress_of_a_lease_is_not_counted_as_an_event() -> None:
+    stored = [
+        {"eventType": "TimeAdvanced", "sequenceNumber": 1, "timestamp": 5},
+        {"eventType": "NewerType", "progress": {"eventType": "TimeAdvanced"}, "sequenceNumber": 2, "timestamp": 5},
+    ]
+    header = {"shard": "jobs", "logId": "log", "generation": 1, "epoch": 1, "first": 1, "last": 2, "time": 5}
+    data = msgspec.json.encode({**header, "schema": 1, "events": stored})
+    assert Commits([Frame(1, 2, 2, 1, 1, 5, data)], "eu", 0).types() == {"TimeAdvanced": 1, "NewerType": 1}
+
+
 @profile(25)
 @given(some_frames(), st.data())
 def test_commits_can_be_joined(frames: list[Frame], data: st.DataObject) -> None:

@@ -203,3 +203,10 @@ def test_a_deadline_of_another_century_is_read_like_any_other() -> None:
     for deadline in (9, 4_000_000_000_000, 1 << 62):
         events = cycle_of(1, deadline)
         assert lines_of(events, **around) == as_lines(events, around)
+
+
+def test_an_event_with_line_feeds_between_its_tokens_is_one_line() -> None:
+    stored = b'{"eventType":"Heartbeat","progress":{"data":{"a b":\n 1}},"sequenceNumber":3,"timestamp":5}'
+    compact = stored.replace(b"\n ", b"")
+    around: dict[str, Any] = {"shard": "jobs", "region": "eu", "pending": 1, "active": 2}
+    assert lines_of([stored, compact], **around) == lines_of([compact, compact], **around)

@@ -196,14 +196,26 @@ def test_a_bad_completion_leaves_the_lease_alone(kernel: Kernel, fields: dict[st
         cmd.Progress(data=object()),
         cmd.Progress(data={"a": "\ud800"}),
         cmd.Progress(data="x" * 65_536),
+        cmd.Progress(data=msgspec.Raw(b'{"a":]')),
+        cmd.Progress(data=[msgspec.Raw(b'"\xff"')]),
     ],
-    ids=["beyond", "nan", "true", "control", "no JSON", "surrogate", "too long"],
+    ids=["beyond", "nan", "true", "control", "no JSON", "surrogate", "too long", "raw and no JSON", "raw and no text"],
 )
 def test_bad_progress_is_refused(kernel: Kernel, progress: cmd.Progress) -> None:
     kernel.enqueue()
     granted = kernel.lease_one()
     error = kernel.refusal(cmd.ExtendLease(granted.token, progress=progress))
     assert (error.code, error.details["field"]) == ("resourcelease.progress.invalid", "progress")
+
+
+def test_raw_progress_is_kept_without_white_space(kernel: Kernel) -> None:
+    """Every event has to be one line."""
+    kernel.enqueue()
+    granted = kernel.lease_one()
+    kernel.do(cmd.ExtendLease(granted.token, progress=cmd.Progress(data=msgspec.Raw(b'{"a b":\n 1}'))))
+    trail = kernel.replayed().items[granted.token.sequence_id].trail
+    assert trail is not None
+    assert trail.progress == b'{"data":{"a b":1}}'
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from omnirelay.core.events import EVENT_NUMBERS
 from omnirelay.errors import Unavailable
 from omnirelay.log.base import Frame
+from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.files import FileSink
 from omnirelay.replication.memory import MemorySink
@@ -494,6 +495,22 @@ async def test_calls_of_one_thread_come_one_after_the_other() -> None:
     assert seen[-1] == 50
 
 
+async def test_a_thread_that_could_not_be_started_is_started_with_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    thread = OneThread("test")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError):
+            await thread.run(lambda: 1)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await thread.run(lambda: 2) == 2
+    thread.close()
+
+
 HANGING = """
 import asyncio, threading
 from omnirelay.replication.threads import OneThread
@@ -581,6 +598,22 @@ async def test_a_table_may_have_columns_of_its_own_in_any_order(tmp_path: Path) 
         (sequence, 7, "worker-1") for sequence in (1, 2, 3)
     ]
     database.close()
+
+
+@pytest.mark.parametrize("encoding", ["UTF-8", "UTF-16le", "UTF-16be"])
+async def test_texts_are_the_same_in_files_of_any_encoding(tmp_path: Path, encoding: str) -> None:
+    database = sqlite3.connect(tmp_path / f"{SHARD}.db")
+    database.execute(f"pragma encoding = '{encoding}'")
+    database.execute("create table Other (x)")
+    database.close()
+    event = {"eventType": "TimeAdvanced", "note": "ü\u2028", "timestamp": 5}
+    commits = Commits([frame_of(*({**event, "sequenceNumber": at} for at in range(1, 21)))], "eu", 0)
+    sink = SqliteSink(tmp_path)
+    await sink.open(SHARD)
+    await sink.prepare(commits)
+    await sink.apply(commits)
+    await sink.close()
+    assert [row[0].encode() for row in rows_of(tmp_path, "event_json")] == [event.json() for event in commits]
 
 
 async def test_rows_that_a_table_refuses_are_not_passed_over(tmp_path: Path) -> None:

@@ -270,11 +270,14 @@ def encode_progress(progress: Progress) -> bytes:
     check_text("progress", progress.message, TEXT_MAX)
     try:
         encoded = msgspec.json.encode(progress)
+        check_nesting(encoded)
+        # Raw JSON in it is whatever somebody made: it has to be some, and without line feeds between its tokens.
+        encoded = msgspec.json.format(encoded, indent=-1)
+        encoded.decode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(
             f"progress.data is not JSON: {error}", code="resourcelease.progress.invalid", field="progress"
         ) from None
-    check_nesting(encoded)
     if len(encoded) > PROGRESS_BYTES_MAX:
         refuse("progress", f"must be at most {PROGRESS_BYTES_MAX} bytes as JSON, got {len(encoded)}")
     return encoded

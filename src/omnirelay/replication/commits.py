@@ -41,6 +41,7 @@ _read_tags = msgspec.json.Decoder(_Tags).decode
 _TYPE = attrgetter("event_type")
 _BEGINNING: Final = re.compile(rb'\{"eventType":"(\w+)"')
 """Of an event in the log."""
+_ANY_BEGINNING: Final = b'{"eventType":"'
 
 
 class Commits(Sequence[ReplicatedEvent]):
@@ -110,7 +111,8 @@ class Commits(Sequence[ReplicatedEvent]):
         for frame, count in zip(self.frames, self.counts(), strict=True):
             # Most commits are of one type, and to count is far quicker than to read.
             begins = _BEGINNING.search(frame.data)
-            if begins is None or frame.data.count(begins[0]) != frame.count:
+            # Whatever begins like an event is one, and all are of this type; else one may stand inside of another.
+            if begins is None or {frame.data.count(each) for each in (_ANY_BEGINNING, begins[0])} != {frame.count}:
                 return Counter(map(_TYPE, self.tags))
             types[begins[1].decode()] += count
         return types

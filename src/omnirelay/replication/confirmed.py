@@ -39,6 +39,8 @@ def confirmed_by_sinks(data: Path, shard: str) -> list[Confirmed]:
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
         try:
             columns = {row[1] for row in connection.execute("pragma table_info(checkpoints)")}
+            if not columns:
+                return []  # A crash came before its tables were made.
             log_id = "log_id" if "log_id" in columns else "''"
             rows = connection.execute(f"select sequence, sink, {log_id} from checkpoints where shard = ?", (shard,))
             return [Confirmed(int(str(row[0])), str(row[1]), str(row[2])) for row in rows]

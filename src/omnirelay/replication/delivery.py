@@ -91,9 +91,8 @@ class Delivery:
     async def _next_commits(self, after: int, linger: Callable[[float], Awaitable[None]]) -> Commits:
         most, size = self._settings.batch_events, self._settings.batch_bytes
         if self._ahead and self._ahead[0].commits.after == after:
-            ahead = self._ahead.popleft()
-            await asyncio.wait((ahead.prepared,))
-            return ahead.commits
+            await asyncio.wait((self._ahead[0].prepared,))
+            return self._ahead.popleft().commits  # Not before: who is stopped while it waits has to let go of it.
         self._forget_ahead()
         batch = await self._cursor.read_commits(after, most, size)
         if batch and not self._is_full(batch) and self._settings.linger_ms:
@@ -172,7 +171,7 @@ class Delivery:
         prepare: Callable[[Commits], Awaitable[None]] | None = getattr(self._sink, "prepare", None)
         try:
             if prepare is not None:
-                await prepare(commits)
+                await self.within_time(prepare(commits))
             await asyncio.to_thread(Done.of, commits)
         except Exception as error:
             place = {"sink": self._name, "shard": self._shard.log.shard}

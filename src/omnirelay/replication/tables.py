@@ -86,6 +86,7 @@ class SqliteSink:
         self._path = directory
         self._files: dict[str, tuple[int, int]] = {}
         """Those that are the database: it, and the log that goes with it."""
+        self._takes_runs = False
         self._log_id: str | None = None
         self._shard = ""
         self._thread = OneThread("omnirelay-sqlite-sink")
@@ -110,6 +111,9 @@ class SqliteSink:
             database.execute(f"pragma page_size = {_PAGE_BYTES}")  # Nothing happens to a file that is there.
             database.execute("pragma journal_mode = wal; pragma synchronous = full")
             self._shape.make(database)
+            # Texts are cut out as bytes, and a file that somebody else made may have them in UTF-16.
+            is_utf8 = database.execute("pragma encoding").fetchall() == [("UTF-8",)]
+            self._takes_runs = _TAKES_ARRAYS and is_utf8
             row = database.execute(
                 f"select sequence_number, event_json from {self._shape.quoted} order by sequence_number desc limit 1"
             ).fetchone()
@@ -154,7 +158,7 @@ class SqliteSink:
 
     async def prepare(self, commits: Commits) -> None:
         """Make the rows of what comes next while the database is busy with what comes before it."""
-        if _TAKES_ARRAYS:
+        if self._takes_runs:
             commits.made = await self.maker.make("rows", commits)
 
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
@@ -164,9 +168,9 @@ class SqliteSink:
         if self._database is None:
             raise TargetChanged(f"{self._path} has to be opened again first", file=str(self._path))
         # Here and not in the event loop: a large batch takes a while.
-        if _TAKES_ARRAYS and isinstance(events, Commits) and events.made is None:
-            events.made = make("rows", events)
-        made = events.made if isinstance(events, Commits) else None
+        made = None
+        if self._takes_runs and isinstance(events, Commits):
+            made = events.made = events.made or make("rows", events)
         rows = [] if made is not None and made.runs else rows_of(events)
         self._check_place()
         try:

@@ -33,8 +33,9 @@ class OneThread:
         while self._under_way is not None and not self._under_way.done():
             await asyncio.wait((self._under_way,))
         if self._calls is None:
-            self._calls = SimpleQueue()
-            threading.Thread(target=_serve, args=(self._calls,), name=self._name, daemon=True).start()
+            calls: SimpleQueue[_Call | None] = SimpleQueue()
+            threading.Thread(target=_serve, args=(calls,), name=self._name, daemon=True).start()
+            self._calls = calls  # Only now: where no thread could be started, the next call has to try again.
         outcome: Future[T] = Future()
         self._calls.put((work, outcome))
         self._under_way = call = asyncio.wrap_future(outcome)

@@ -16,12 +16,11 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
-import msgspec
-
+from omnirelay._version import __version__
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.health import reason_of
 from omnirelay.replication.made import Form, Made
@@ -31,6 +30,8 @@ from omnirelay.replication.threads import OneThread
 from omnirelay.replication.workshop_process import Order, SentFrame, encode, read_answer
 
 _log = logging.getLogger("omnirelay.replication")
+
+T = TypeVar("T")
 
 WORTH_BYTES: Final = 256 * 1024
 """Of the log. Less is made here, in about a millisecond."""
@@ -45,6 +46,9 @@ _ANSWER_S: Final = 60.0
 
 _PAUSE_S: Final = 30.0
 """After one was lost, or could not be started, everything is made here for so long."""
+
+
+_PROCESS: Final = "omnirelay.replication.workshop_process"
 
 
 class Maker(Protocol):
@@ -67,15 +71,17 @@ def _started(parcels: Parcels, form: Form) -> subprocess.Popen[bytes]:
     """Raises OSError."""
     if not sys.executable or getattr(sys, "frozen", False):
         raise OSError("there is no interpreter to start")  # What is called so would be the whole program once more.
+    # What else may stand in the path means nothing to Python either.
+    path = [each or os.getcwd() for each in sys.path if isinstance(each, str)]
     return subprocess.Popen(
         # Without the directory that the node happens to be started in: something there may be called like a module.
-        [sys.executable, "-P", "-m", "omnirelay.replication.workshop_process", str(parcels.file), form],
+        [sys.executable, "-P", "-m", _PROCESS, str(parcels.file), form, __version__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         bufsize=0,
         pass_fds=(parcels.file,),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         process_group=0,  # An interrupt from the keyboard is for the node, which has an order to its end.
     )
 
@@ -94,13 +100,13 @@ class _Worker:
         return None if self._process is None else self._process.pid
 
     async def make(self, form: Form, commits: Commits) -> Made:
-        """Raises OSError and TimeoutError when the process is of no use any more."""
+        """Raises OSError, TimeoutError or what else its answer leads to when the process is of no use any more."""
         async with asyncio.timeout(_ANSWER_S):
-            return await self._thread.run(lambda: self._make(form, commits))
+            return await self._run(lambda: self._make(form, commits))
 
     async def start(self, form: Form) -> None:
         """The process, unless it was started; it will be asked for this first. Raises OSError."""
-        await self._thread.run(lambda: self._start(form))
+        await self._run(lambda: self._start(form))
 
     def _start(self, form: Form) -> None:
         if self._ended:
@@ -130,8 +136,14 @@ class _Worker:
         self._ended = True
         if self._process is not None:
             self._process.kill()
-        await self._thread.run(self._let_go)
-        self._thread.close()
+        await self._run(self._let_go)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        try:
+            return await self._thread.run(work)
+        finally:
+            if self._ended:  # Also for who comes behind its end, and was given a thread again.
+                self._thread.close()
 
     def _let_go(self) -> None:
         if self._process is not None:
@@ -177,12 +189,13 @@ class Workshop:
             self._idle = [_Worker() for _ in range(self._workers_max)]
             for each in self._idle:
                 self._beside(each.start(form))
+            self._end_when_idle()  # Perhaps there is no work for all of them.
         worker = self._idle.pop() if self._idle else _Worker()
         self._busy.add(worker)
         try:
             await worker.start(form)
             made = await worker.make(form, commits)
-        except (OSError, TimeoutError, msgspec.MsgspecError) as error:
+        except Exception as error:  # Whatever it was: what it answers may be anything, and is not needed.
             _log.warning("workshop_lost", extra={"reason": reason_of(error)})
             self._paused_until = now() + _PAUSE_S
             await self._end(worker)
@@ -214,7 +227,7 @@ class Workshop:
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
         async def done() -> None:
-            with suppress(OSError):  # It is there for whoever is to use that process.
+            with suppress(Exception):  # It is there for whoever is to use that process.
                 await work
 
         task = asyncio.create_task(done())

@@ -1,7 +1,8 @@
-"""The other process of the workshop: `python -m omnirelay.replication.workshop_process FILE FORM`.
+"""The other process of the workshop: `python -m omnirelay.replication.workshop_process FILE FORM VERSION`.
 
 It makes what sinks write of commits that the node sends it, and changes nothing anywhere. It ends when the node closes
-its end, or is gone.
+its end, or is gone, and at once when the node is of another version: one may have been installed while it runs, and
+what that makes need not be what this node writes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from omnirelay._version import __version__
 from omnirelay.engine.process import tune_process
 from omnirelay.log.base import Frame
 from omnirelay.replication.commits import Commits
@@ -100,6 +102,8 @@ def serve(parcels: Parcels, orders: int, answers: int) -> None:
 
 
 def main() -> None:
+    if sys.argv[3] != __version__:
+        sys.exit("the node is of another version")
     tune_process()
     os.nice(_NICENESS)
     if sys.argv[2] in ("parquet", "jsonl"):

@@ -104,6 +104,8 @@ def texts_of(
 def _texts_of(
     stored: Sequence[bytes], shard: str, region: str | None, pending: int | None, active: int | None
 ) -> list[bytes]:
+    # Of who embedded an older version there may be raw progress with line feeds in it; readers get one line each.
+    stored = [msgspec.json.format(data, indent=-1) if b"\n" in data else data for data in stored]
     try:
         outlines: Sequence[Any] = _read_outlines(b"[%b]" % b",".join(stored))
     except msgspec.DecodeError:
