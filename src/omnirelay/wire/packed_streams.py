@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from omnirelay.wire.forms import is_array
-from omnirelay.wire.packed import UNREADABLE, as_json, check_elements, parsed
+from omnirelay.wire.packed import UNREADABLE, as_json, check_elements, has_progress, parsed
 from omnirelay.wire.reading import OBJECTS_MAX
 from omnirelay.wire.requests import Incoming
 from omnirelay.wire.streams import MESSAGES_MAX, Received, StreamMessage, read_messages
@@ -38,29 +38,25 @@ def read_packed_messages(data: bytes) -> list[Received]:
 
     What does not fit at first sight is read as the JSON it stands for.
     """
-    if len(data) > OBJECTS_MAX:
-        _check_size(data)
     try:
+        if len(data) > OBJECTS_MAX or has_progress(data):
+            _check(data)
         messages = _many.decode(data) if is_array(data) else [_one.decode(data)]
     except UNREADABLE:
-        check_elements(data)
         return read_messages(as_json(parsed(data)))
     return [Received(message, message.acks, packed=True) for message in messages]
 
 
-def _check_size(data: bytes) -> None:
-    """Refuse too many elements. Those of the request of a call are counted by who reads it: it may be one of the large
-    batches that are bounded by their type, and counting costs more than reading those.
+def _check(data: bytes) -> None:
+    """Refuse too many elements, and names that are none. Those of the request of a call are looked at by who reads it:
+    it may be one of the large batches that are bounded by their type, and counting costs more than reading those.
     """
-    try:
-        outlines = _outlines.decode(data) if is_array(data) else [_outline.decode(data)]
-    except UNREADABLE:
-        check_elements(data)
-        return
-    size = sum(
-        len(bytes(each))
-        for outline in outlines
-        for each in (outline.open, outline.begin, outline.acks, outline.abandon)
-    )
+    outlines = _outlines.decode(data) if is_array(data) else [_outline.decode(data)]
+    size = 0
+    for outline in outlines:
+        acks = bytes(outline.acks)
+        if has_progress(acks):
+            check_elements(acks, names=True)
+        size += len(acks) + sum(len(bytes(each)) for each in (outline.open, outline.begin, outline.abandon))
     if size > OBJECTS_MAX:
         check_elements(data)
