@@ -299,6 +299,16 @@ def test_too_many_elements_are_refused_before_they_are_made(unit: bytes) -> None
     assert refused.value.code == "resourcelease.payload.too_large"
 
 
+def test_too_many_attributes_are_refused_before_they_are_made() -> None:
+    count = OBJECTS_MAX // 2
+    attributes = (
+        b"\xdf" + count.to_bytes(4, "big") + b"".join(b"\xa5%05d\xa0" % (each % 100_000) for each in range(count))
+    )
+    with pytest.raises(InvalidArgument) as refused:
+        ENQUEUE.read(b"\x81\xa5items\x91\x96\xa1t\xa1r\xc4\x00\xc0\xc0" + attributes)
+    assert refused.value.code == "resourcelease.payload.too_large"
+
+
 @pytest.mark.parametrize("name", [b"\x92\x01\x02", b"\x90", b"\xdc\x00\x01\x05", b"\xdd\x00\x00\x00\x00"])
 @pytest.mark.parametrize(
     "before",

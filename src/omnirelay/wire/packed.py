@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import astuple
 
-from omnirelay.core.intake import BATCH_ITEMS_MAX, TIME_MAX_MS
+from omnirelay.core.intake import ATTRIBUTES_MAX, BATCH_ITEMS_MAX, TIME_MAX_MS
 from omnirelay.core.payload import DEFAULT_PRIORITY, DEFAULT_WEIGHT, NewItem, OwnershipToken, Payload
 from omnirelay.errors import TOO_LARGE, InvalidArgument
 from omnirelay.wire import requests as asked
@@ -29,14 +29,14 @@ UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class CompactItem(msgspec.Struct, array_like=True, gc=False):
-    """An item to enqueue, by position. Core checks what is in it."""
+    """An item to enqueue, by position. Core checks what is in it, but for how many elements that is."""
 
     resource_type: str
     resource_id: str
     body: bytes = b""
     payload_encoding: str | None = None
     partition_key: str | None = None
-    attributes: dict[str, str] | None = None
+    attributes: Annotated[dict[str, str], Meta(max_length=ATTRIBUTES_MAX)] | None = None
     request_id: str | None = None
     priority: int = DEFAULT_PRIORITY
     weight: int = DEFAULT_WEIGHT
