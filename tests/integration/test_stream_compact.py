@@ -280,6 +280,21 @@ async def test_wrong_batches_are_refused_and_the_stream_goes_on() -> None:
         assert (await peer.call("stats"))["stats"]["pendingCount"] == 0
 
 
+async def test_compact_batches_are_understood_however_their_message_is_written() -> None:
+    """A field of a later version, or a name in another case, has the whole message read as JSON."""
+    async with running_node() as node, peer_of(node.url, form="msgpack") as peer:
+        rows = [["table", "orders", BODY], ["table", "lines", b"", None, "key", None, None, 7]]
+        enqueued = await peer.call("enqueue", {"items": rows}, later={"field": 1})
+        assert [each["sequenceId"] for each in enqueued["results"]] == [1, 2]
+        await peer.send({"ID": "b", "Call": {"VERB": "enqueue", "Request": {"Items": [["view", "c"]]}}, "later": 1})
+        assert [each["sequenceId"] for each in (await peer.answered("b"))["answer"]["results"]] == [3]
+        leases = (await peer.call("lease", {"maxItems": 3}))["leases"]
+        assert sorted(lease["payload"]["resourceId"] for lease in leases) == ["c", "lines", "orders"]
+        tokens = [[token_of(lease)[name] for name in ("sequenceId", "attempt", "leaseId", "fence")] for lease in leases]
+        ended = await peer.call("complete", {"acks": tokens}, later=1, compact=True)
+        assert ended == {"done": 3}
+
+
 async def test_broken_messagepack_ends_the_stream_of_its_peer_alone() -> None:
     async with running_node() as node, peer_of(node.url) as other:
         for data in (b"\x81", b"\xdd\xff\xff\xff\xff", b"\xc1", b"\x91\x91\x01", b"\x81\x80\x01", b"\x80\x80"):

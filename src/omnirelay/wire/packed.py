@@ -166,13 +166,17 @@ _EMPTY: Final = b"\x80"
 
 def json_of(kind: Any, body: bytes) -> bytes:
     """A request of that type as JSON would have it, without its compact forms."""
-    value = parsed(body or _EMPTY)
-    compact, field, spelled_out = _COMPACT.get(kind, (None, "", _item))
-    if compact is not None and isinstance(value, dict):
-        for name, batch in value.items():
+    return as_json(spelled_out(kind, parsed(body or _EMPTY)))
+
+
+def spelled_out(kind: Any, request: Any) -> Any:
+    """A request of that type without its compact forms."""
+    _, field, by_name = _COMPACT.get(kind, (None, "", _item))
+    if field and isinstance(request, dict):
+        for name, batch in request.items():
             if isinstance(name, str) and name.lower() == field and isinstance(batch, list):
-                value[name] = [spelled_out(each) if isinstance(each, list) else each for each in batch]
-    return as_json(value)
+                request[name] = [by_name(each) if isinstance(each, list) else each for each in batch]
+    return request
 
 
 def parsed(data: bytes) -> Any:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from omnirelay.wire import requests as asked
 from omnirelay.wire.forms import is_array
-from omnirelay.wire.packed import UNREADABLE, as_json, check_elements, has_progress, parsed
+from omnirelay.wire.packed import UNREADABLE, as_json, check_elements, has_progress, parsed, spelled_out
 from omnirelay.wire.reading import OBJECTS_MAX
-from omnirelay.wire.requests import Incoming
 from omnirelay.wire.streams import MESSAGES_MAX, Received, StreamMessage, read_messages
 
 
-class _Outline(Incoming):
+class _Outline(asked.Incoming):
     """What a message is made of, without a look at what is in it: no more than a few objects."""
 
     id: msgspec.Raw = msgspec.Raw()
@@ -43,8 +43,26 @@ def read_packed_messages(data: bytes) -> list[Received]:
             _check(data)
         messages = _many.decode(data) if is_array(data) else [_one.decode(data)]
     except UNREADABLE:
-        return read_messages(as_json(parsed(data)))
+        value = parsed(data)
+        for message in value if isinstance(value, list) else [value]:
+            _spell_out(message)
+        return read_messages(as_json(value))
     return [Received(message, message.acks, packed=True) for message in messages]
+
+
+def _spell_out(message: Any) -> None:
+    """Leave no compact forms in the request of a call, in whatever case the names around it are."""
+    for call in _named("call", message):
+        kinds = [asked.REQUESTS.get(verb) for verb in _named("verb", call) if isinstance(verb, str)]
+        for request in _named("request", call):
+            for kind in kinds:
+                spelled_out(kind, request)
+
+
+def _named(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, dict):
+        return []
+    return [each for key, each in value.items() if isinstance(key, str) and key.lower() == name]
 
 
 def _check(data: bytes) -> None:
