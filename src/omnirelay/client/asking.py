@@ -28,13 +28,17 @@ def encoded(message: Any, encode: Callable[[Any], bytes] = _json) -> bytes:
 
 
 def encoded_ack(ack: StreamAck, form: Form) -> bytes:
-    """An acknowledgement, with the data of its progress as JSON has it: that is how it is kept, and what JSON does not
-    have is refused here in either form.
+    return encoded(ack, _packed_ack if form.binary else _json)
+
+
+def _packed_ack(ack: StreamAck) -> bytes:
+    """With the data of its progress as JSON has it: that is how it is kept, and what JSON does not have is refused here
+    in either form.
     """
     progress = ack.progress
-    if form.binary and progress is not None and progress.data is not None:
-        ack = replace(ack, progress=replace(progress, data=msgspec.json.decode(encoded(progress.data))))
-    return encoded(ack, _pack if form.binary else _json)
+    if progress is not None and progress.data is not None:
+        ack = replace(ack, progress=replace(progress, data=msgspec.json.decode(_json(progress.data))))
+    return _pack(ack)
 
 
 class Asking:
