@@ -81,7 +81,7 @@ async def test_a_crowd_is_not_held_up_by_readers_who_keep_coming() -> None:
     shard = await Shard.open(GatedLog(quick=True), clock=FakeClock())
     await asyncio.gather(*(shard.enqueue(each) for each in items(3)))
     call = start(shard.enqueue(item()))
-    reads = []
+    reads: list[Any] = []
     while not call.done() and len(reads) < 10_000:
         reads.append(start(shard.stats()))
         await asyncio.sleep(0)
