@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +114,25 @@ async def test_refusals_are_the_errors_they_were(mode: Any) -> None:
 
 
 @both_ways
+async def test_progress_is_kept_as_json_has_it(mode: Any) -> None:
+    async with running_node() as node, Client(node.url, mode=mode) as client:
+        await client.enqueue("table", "a")
+        [lease] = await client.lease()
+        await client.heartbeat(lease, data={1: math.nan, "b": b"\x00", "when": datetime(2026, 1, 31, 8, tzinfo=UTC)})
+        progress = (await client.get(1)).progress
+        assert progress is not None
+        assert progress.data == {"1": None, "b": "AA==", "when": "2026-01-31T08:00:00Z"}
+
+
+@both_ways
 async def test_what_is_not_json_is_refused_here_and_the_connection_goes_on(mode: Any) -> None:
     async with running_node() as node, Client(node.url, mode=mode) as client:
         await client.enqueue("table", "a")
         [lease] = await client.lease()
-        with pytest.raises(InvalidArgument):
-            await client.heartbeat(lease, data=object())
+        for wrong in (object(), {(1, 2): 3}, [{None: 1}], {"x": {True: 1}}):
+            with pytest.raises(InvalidArgument) as refused:
+                await client.heartbeat(lease, data=wrong)
+            assert refused.value.details == {"field": "body"}
         with pytest.raises(InvalidArgument):
             await client.fail(lease, reason="\ud800")
         with pytest.raises(InvalidArgument):

@@ -77,6 +77,19 @@ async def test_callers_of_a_crowd_who_come_back_one_after_the_other_share_a_fram
     await shard.close()
 
 
+async def test_a_crowd_is_not_held_up_by_readers_who_keep_coming() -> None:
+    shard = await Shard.open(GatedLog(quick=True), clock=FakeClock())
+    await asyncio.gather(*(shard.enqueue(each) for each in items(3)))
+    call = start(shard.enqueue(item()))
+    reads: list[Any] = []
+    while not call.done() and len(reads) < 10_000:
+        reads.append(start(shard.stats()))
+        await asyncio.sleep(0)
+    assert call.done()
+    await soon(asyncio.gather(*reads))
+    await shard.close()
+
+
 async def test_whoever_is_alone_or_one_of_two_does_not_wait_for_company() -> None:
     async def turns_before_the_disk(answered_before: int) -> int:
         log = GatedLog(quick=True)

@@ -122,6 +122,41 @@ async def cycle(client: Client) -> list[str]:
     return [(await client.get(number)).state for number in range(1, 5)]
 
 
+@pytest.mark.parametrize("number", [1 << 64, -(1 << 63) - 1, 10**400])
+async def test_a_number_that_messagepack_does_not_have_comes_as_text(number: int) -> None:
+    """JSON has it, so it may be in the progress of any item: no answer may fail for it, least of all a drain."""
+    async with running_node() as node:
+        async with peer_of(node.url, form="json") as peer:
+            await peer.call("enqueue", ITEM)
+            [lease] = (await peer.call("lease", {"maxItems": 1}))["leases"]
+            await peer.acknowledge(ack("heartbeat", lease, progress={"data": {"list": [number, 7]}}))
+            await peer.acknowledge(ack("release", lease))
+        expected = {"data": {"list": [str(number), 7]}}
+        async with peer_of(node.url, form="msgpack") as peer:
+            assert (await peer.call("get", {"sequenceId": 1}))["item"]["progress"] == expected
+            [lease] = (await peer.call("lease", {"maxItems": 1}))["leases"]
+            assert lease["progress"] == expected
+            await peer.acknowledge(ack("release", lease))
+            await peer.open(credit=1)
+            [lease] = await peer.leases(1)
+            assert lease["progress"] == expected
+            await peer.acknowledge(ack("release", lease))
+            [drained] = (await peer.call("drain"))["items"]
+            assert drained["progress"] == expected
+            assert drained["payload"]["body"] == ""
+
+
+async def test_a_call_with_an_id_that_messagepack_does_not_have_is_answered() -> None:
+    number = 1 << 64
+    async with running_node() as node, peer_of(node.url, form="msgpack") as peer:
+        await peer.call("enqueue", ITEM)
+        for call in ('{"verb":"stats"}', '{"verb":"lease","request":{"maxItems":1}}'):
+            await peer.socket.send(f'{{"id":{number},"call":{call}}}')
+            assert "answer" in await peer.answered(str(number))
+        await peer.socket.send(f'{{"id":{number},"acks":[{{}}]}}')
+        assert "results" in await peer.answered(str(number))
+
+
 # -- the compact forms -------------------------------------------------------------------------------
 
 
@@ -243,6 +278,21 @@ async def test_wrong_batches_are_refused_and_the_stream_goes_on() -> None:
             error = await peer.refused(call={"verb": "complete", "request": {"acks": acks}, "compact": True})
             assert error["code"] == code, acks[:2]
         assert (await peer.call("stats"))["stats"]["pendingCount"] == 0
+
+
+async def test_compact_batches_are_understood_however_their_message_is_written() -> None:
+    """A field of a later version, or a name in another case, has the whole message read as JSON."""
+    async with running_node() as node, peer_of(node.url, form="msgpack") as peer:
+        rows = [["table", "orders", BODY], ["table", "lines", b"", None, "key", None, None, 7]]
+        enqueued = await peer.call("enqueue", {"items": rows}, later={"field": 1})
+        assert [each["sequenceId"] for each in enqueued["results"]] == [1, 2]
+        await peer.send({"ID": "b", "Call": {"VERB": "enqueue", "Request": {"Items": [["view", "c"]]}}, "later": 1})
+        assert [each["sequenceId"] for each in (await peer.answered("b"))["answer"]["results"]] == [3]
+        leases = (await peer.call("lease", {"maxItems": 3}))["leases"]
+        assert sorted(lease["payload"]["resourceId"] for lease in leases) == ["c", "lines", "orders"]
+        tokens = [[token_of(lease)[name] for name in ("sequenceId", "attempt", "leaseId", "fence")] for lease in leases]
+        ended = await peer.call("complete", {"acks": tokens}, later=1, compact=True)
+        assert ended == {"done": 3}
 
 
 async def test_broken_messagepack_ends_the_stream_of_its_peer_alone() -> None:

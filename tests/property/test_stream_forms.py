@@ -299,6 +299,46 @@ def test_too_many_elements_are_refused_before_they_are_made(unit: bytes) -> None
     assert refused.value.code == "resourcelease.payload.too_large"
 
 
+def test_too_many_attributes_are_refused_before_they_are_made() -> None:
+    count = OBJECTS_MAX // 2
+    attributes = (
+        b"\xdf" + count.to_bytes(4, "big") + b"".join(b"\xa5%05d\xa0" % (each % 100_000) for each in range(count))
+    )
+    with pytest.raises(InvalidArgument) as refused:
+        ENQUEUE.read(b"\x81\xa5items\x91\x96\xa1t\xa1r\xc4\x00\xc0\xc0" + attributes)
+    assert refused.value.code == "resourcelease.payload.too_large"
+
+
+@pytest.mark.parametrize("name", [b"\x92\x01\x02", b"\x90", b"\xdc\x00\x01\x05", b"\xdd\x00\x00\x00\x00"])
+@pytest.mark.parametrize(
+    "before",
+    [b"\x81", b"\x82\xa1a\x81\xa1b\x91\x01", b"\x82\xa1a\xc4\x01x", b"\x92\x01\x81", b"\x81\xa1a\x91\xde\x00\x01"],
+)
+def test_an_array_for_a_name_is_refused_before_it_is_looked_up(before: bytes, name: bytes) -> None:
+    """Whoever sends arrays can choose them to have all the same hash."""
+    wrong = before + name + b"\xc0"
+    heartbeat = b"\x81\xa8progress\x81\xa4data" + wrong
+    for value in (
+        b"\x82\xa2id\x01\xa4acks\x91" + heartbeat,
+        b"\x91\x82\xa2id\x01\xa4acks\x91" + heartbeat,
+        b"\x82\xa4acks\x91" + heartbeat + b"\xa4nope\x01",
+        b"\x82\xa2id\x01\xa4nope" + wrong,
+    ):
+        with pytest.raises(InvalidArgument, match="an array for a name"):
+            read_packed_messages(value)
+    for verb, request in (("heartbeat", heartbeat), ("restore", b"\x81\xa5items\x91" + heartbeat)):
+        reader: Reader[Any] = Reader(asked.REQUESTS[verb])
+        with pytest.raises(InvalidArgument, match="an array for a name"):
+            PackedReader(asked.REQUESTS[verb], reader).read(request)
+    with pytest.raises(InvalidArgument, match="an array for a name"):
+        ENQUEUE.read(b"\x81\xa1x" + wrong)
+
+
+@given(anything)
+def test_values_with_names_that_are_text_pass(value: Any) -> None:
+    check_elements(pack(value), names=True)
+
+
 def test_a_body_may_look_like_any_number_of_elements() -> None:
     body = b"\x80" * (2 * OBJECTS_MAX)
     message = {"id": 1, "call": {"verb": "enqueue", "request": {"items": [["table", "orders", body]]}}}

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from omnirelay.client.items import ItemSpec, is_plain
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import InvalidArgument
 from omnirelay.wire import requests as asked
+from omnirelay.wire.forms import Form
+from omnirelay.wire.streams import StreamAck
 
 _json = msgspec.json.Encoder().encode
 _pack = msgspec.msgpack.Encoder().encode
@@ -23,6 +25,20 @@ def encoded(message: Any, encode: Callable[[Any], bytes] = _json) -> bytes:
         return encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidArgument(f"this cannot be sent as JSON: {error}", field="body") from None
+
+
+def encoded_ack(ack: StreamAck, form: Form) -> bytes:
+    return encoded(ack, _packed_ack if form.binary else _json)
+
+
+def _packed_ack(ack: StreamAck) -> bytes:
+    """With the data of its progress as JSON has it: that is how it is kept, and what JSON does not have is refused here
+    in either form.
+    """
+    progress = ack.progress
+    if progress is not None and progress.data is not None:
+        ack = replace(ack, progress=replace(progress, data=msgspec.json.decode(_json(progress.data))))
+    return _pack(ack)
 
 
 class Asking:

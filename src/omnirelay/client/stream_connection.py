@@ -18,7 +18,7 @@ from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
 from omnirelay.client.addresses import without_password
-from omnirelay.client.asking import Asking, encoded
+from omnirelay.client.asking import Asking, encoded_ack
 from omnirelay.client.connections import CONNECT_SECONDS, decoder_of, procedures_at, refused
 from omnirelay.client.elapsed_time import elapsed_seconds
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
@@ -325,7 +325,7 @@ class StreamConnection(WebSocketLink):
         """Acknowledgements of one turn of the loop travel as one message, each with an outcome of its own."""
         if not self.alive:
             raise NotConnected("the connection to the node is gone", retry_after_ms=100)
-        message = encoded(ack, self._form.encode)
+        message = encoded_ack(ack, self._form)
         if len(message) > MESSAGE_MAX - 100:
             raise InvalidArgument(
                 f"an acknowledgement takes at most {MESSAGE_MAX} bytes, this one has {len(message)}",

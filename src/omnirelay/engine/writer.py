@@ -227,10 +227,11 @@ class Writer:
 
     async def _let_come(self) -> None:
         """Give the loop another turn for as long as each brings somebody. Callers who were answered together come back
-        one after the other, and the flush of a frame costs as much as a dozen of them.
+        one after the other, and the flush of a frame costs as much as a dozen of them. Readers, of whom no events are
+        expected, are no reason to wait for ever.
         """
-        seen = -1
-        while seen < len(self._inbox) and self._waiting_events < self._settings.stage_events_min:
+        seen, enough = -1, self._settings.stage_events_min
+        while seen < len(self._inbox) < enough and self._waiting_events < enough:
             seen = len(self._inbox)
             await asyncio.sleep(0)
 

@@ -28,6 +28,7 @@ import msgspec
 from omnirelay.errors import AlreadyExists, Internal, InvalidArgument, OmniRelayError, Unimplemented
 from omnirelay.rpc.calls import Call, Message, Messages, Reply, RequestMeta, deadline_passed
 from omnirelay.rpc.sessions import OpenSession, Outlet, Session
+from omnirelay.wire.forms import packed
 from omnirelay.wire.packed import PackedReader
 from omnirelay.wire.reading import Reader
 
@@ -39,7 +40,6 @@ Middleware: TypeAlias = Callable[[Call, Proceed], Awaitable[Reply]]
 Req = TypeVar("Req")
 
 _encode = msgspec.json.Encoder().encode
-_pack = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class Dispatcher:
                 return outcome
             if call.meta.answer_form == "json":
                 return Reply(_encode(outcome))
-            return Reply(_pack(outcome), encoding="msgpack")
+            return Reply(packed(outcome), encoding="msgpack")
 
         def late_reply(late: Callable[[RequestMeta, Req], Reply]) -> Callable[[Call], Reply]:
             return lambda call: late(call.meta, asked(call))

@@ -22,6 +22,7 @@ from omnirelay.wire import answers as out
 from omnirelay.wire import requests as asked
 from omnirelay.wire.compact import CompactLeases, compact_enqueued, compact_outcomes
 from omnirelay.wire.events import event_of, event_types_named
+from omnirelay.wire.forms import packed
 from omnirelay.wire.instants import read_instant_or_none
 from omnirelay.wire.packed import CompactAcks, CompactEnqueue
 
@@ -29,7 +30,6 @@ LEASE_WAIT_MS = 30_000
 """How long a lease call waits that says nothing and has no deadline."""
 
 _encode = msgspec.json.Encoder().encode
-_pack = msgspec.msgpack.Encoder().encode
 
 
 def caller_of(meta: RequestMeta, peer_id: str | None = None) -> Caller:
@@ -380,7 +380,7 @@ def _leases(granted: list[GrantedLease], max_items: int | None, form: AnswerForm
         answer = CompactLeases(leases=granted)
     else:
         answer = out.LeaseAnswer(leases=[out.lease_of(each) for each in granted])
-    return Reply(_encode(answer)) if form == "json" else Reply(_pack(answer), encoding="msgpack")
+    return Reply(_encode(answer)) if form == "json" else Reply(packed(answer), encoding="msgpack")
 
 
 def _items(request: asked.EnqueueRequest) -> list[NewItem]:

@@ -19,6 +19,24 @@ _pack = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder().encode
 
 
+def packed(value: Any) -> bytes:
+    """A message or an answer of a node. JSON has whole numbers of any size and MessagePack does not: one beyond 64
+    bits, in the progress of an item or as the id of a call, is sent as the text of its digits.
+    """
+    try:
+        return _pack(value)
+    except OverflowError:
+        return _pack(_with_digits(msgspec.to_builtins(value, builtin_types=(bytes,), str_keys=True)))
+
+
+def _with_digits(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_digits(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_digits(each) for each in value]
+    return str(value) if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64 else value
+
+
 @lru_cache(maxsize=64)
 def _word(text: str) -> bytes:
     """Names and verbs, of which there are few."""
@@ -63,11 +81,11 @@ class JsonForm:
 
 class PackedForm:
     binary = True
-    encode = staticmethod(_pack)
+    encode: Callable[[Any], bytes] = staticmethod(packed)
 
     @staticmethod
     def message(call_id: int | str | None, name: str, value: bytes) -> bytes:
-        return b"\x82\xa2id%b%b%b" % (_pack(call_id), _word(name), value)
+        return b"\x82\xa2id%b%b%b" % (packed(call_id), _word(name), value)
 
     @staticmethod
     def call(verb: str, request: bytes, ttl_ms: int, *, compact: bool) -> bytes:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import astuple
 
-from omnirelay.core.intake import BATCH_ITEMS_MAX, TIME_MAX_MS
+from omnirelay.core.intake import ATTRIBUTES_MAX, BATCH_ITEMS_MAX, TIME_MAX_MS
 from omnirelay.core.payload import DEFAULT_PRIORITY, DEFAULT_WEIGHT, NewItem, OwnershipToken, Payload
 from omnirelay.errors import TOO_LARGE, InvalidArgument
 from omnirelay.wire import requests as asked
@@ -29,14 +29,14 @@ UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class CompactItem(msgspec.Struct, array_like=True, gc=False):
-    """An item to enqueue, by position. Core checks what is in it."""
+    """An item to enqueue, by position. Core checks what is in it, but for how many elements that is."""
 
     resource_type: str
     resource_id: str
     body: bytes = b""
     payload_encoding: str | None = None
     partition_key: str | None = None
-    attributes: dict[str, str] | None = None
+    attributes: Annotated[dict[str, str], Meta(max_length=ATTRIBUTES_MAX)] | None = None
     request_id: str | None = None
     priority: int = DEFAULT_PRIORITY
     weight: int = DEFAULT_WEIGHT
@@ -130,6 +130,9 @@ _COMPACT: Final[dict[Any, tuple[Any, str, Callable[[list[Any]], dict[str, Any]]]
 """By the type of a request: its compact form, the field that has one, and how an element of it reads as JSON."""
 
 
+_WITH_PROGRESS: Final = (asked.HeartbeatRequest, asked.RestoreRequest)
+
+
 class PackedReader(Generic[T]):
     """Reads one type of request; `json` is who reads it in the other form."""
 
@@ -151,7 +154,7 @@ class PackedReader(Generic[T]):
                 return self._compact.decode(body)
             except UNREADABLE:
                 pass  # By name, or wrong.
-        check_elements(body)
+        check_elements(body, names=self._kind in _WITH_PROGRESS and has_progress(body))
         try:
             return self._decoder.decode(body or _EMPTY)
         except UNREADABLE:
@@ -163,18 +166,22 @@ _EMPTY: Final = b"\x80"
 
 def json_of(kind: Any, body: bytes) -> bytes:
     """A request of that type as JSON would have it, without its compact forms."""
-    check_elements(body)
-    value = parsed(body or _EMPTY)
-    compact, field, spelled_out = _COMPACT.get(kind, (None, "", _item))
-    if compact is not None and isinstance(value, dict):
-        for name, batch in value.items():
+    return as_json(spelled_out(kind, parsed(body or _EMPTY)))
+
+
+def spelled_out(kind: Any, request: Any) -> Any:
+    """A request of that type without its compact forms."""
+    _, field, by_name = _COMPACT.get(kind, (None, "", _item))
+    if field and isinstance(request, dict):
+        for name, batch in request.items():
             if isinstance(name, str) and name.lower() == field and isinstance(batch, list):
-                value[name] = [spelled_out(each) if isinstance(each, list) else each for each in batch]
-    return as_json(value)
+                request[name] = [by_name(each) if isinstance(each, list) else each for each in batch]
+    return request
 
 
 def parsed(data: bytes) -> Any:
-    """Any MessagePack that has no more than so many elements: see `check_elements`."""
+    """Any MessagePack that is no burden: see `check_elements`."""
+    check_elements(data, names=True)
     try:
         return msgspec.msgpack.decode(data)
     except UNREADABLE as error:
@@ -219,16 +226,33 @@ _ARRAYS: Final = {0xDC: 2, 0xDD: 4}
 _MAPS: Final = {0xDE: 2, 0xDF: 4}
 
 
-def check_elements(data: bytes) -> None:
+def has_progress(data: bytes) -> bool:
+    """Whether there may be progress in it, the one part of what peers send that may hold anything at all."""
+    return b"progress" in data
+
+
+def check_elements(data: bytes, *, names: bool = False) -> None:
     """Refuse, before it is read, what can only be meant to be a burden: a byte of MessagePack may be an object. What is
-    too short to have so many is not looked at.
+    too short to have so many is not looked at, unless for its `names`: arrays can be chosen to have all the same hash,
+    and a map of a few thousand of those would hold up everybody for seconds.
     """
-    if len(data) <= OBJECTS_MAX:
+    if len(data) <= OBJECTS_MAX and not names:
         return
     left, at, seen = 1, 0, 0
+    within: list[tuple[int, bool]] = []
+    """Of each array and map around: what is left behind it, and whether it is a map."""
     try:
         while left:
             first = data[at]
+            if names:
+                while within and left <= within[-1][0]:
+                    within.pop()
+                if 0x90 <= first < 0xA0 or first in _ARRAYS:
+                    if within and within[-1][1] and (left - within[-1][0]) % 2 == 0:
+                        raise InvalidArgument("the body has an array for a name; JSON has none", field="body")
+                    within.append((left - 1, False))
+                elif 0x80 <= first < 0x90 or first in _MAPS:
+                    within.append((left - 1, True))
             at += 1
             left -= 1
             seen += 1
