@@ -14,7 +14,7 @@ from omnirelay.log import MemoryLog
 from omnirelay.log.base import Frame, Position
 from omnirelay.node.node import Node
 from omnirelay.rpc.calls import Call, Reply
-from omnirelay.rpc.dispatcher import Proceed
+from omnirelay.rpc.procedures import Proceed
 from tests.integration.nodes import running_node
 from tests.integration.shards import events_of
 from tests.integration.stream_peers import ITEM, peer_of
@@ -79,7 +79,6 @@ async def test_a_client_stops_waiting_when_its_time_is_over() -> None:
 async def untold(call: Call, proceed: Proceed) -> Reply:
     """A layer that may do anything: calls behind it get a task each."""
     async with asyncio.timeout(PATIENCE_S):
-        assert call.request is None
         assert isinstance(json.loads(call.body), dict)
         return await proceed(call)
 
@@ -89,7 +88,8 @@ async def test_every_verb_of_the_cycle_is_served_with_and_without_a_task(with_ta
     async with running_node() as node, Client(node.url, mode="stream") as client:
         if with_tasks:
             node.dispatcher.use(untold)
-        assert node.dispatcher.is_direct("resourcelease::enqueue") is not with_tasks
+        steps = node.dispatcher.steps_of(node.dispatcher.find("resourcelease::enqueue"))
+        assert (steps is None) is with_tasks
         for _ in range(3):
             await client.enqueue("table", "orders", body=b"x")
         first, second, third = await client.lease(max_items=3)
@@ -164,6 +164,8 @@ async def test_a_lease_call_that_was_abandoned_gets_nothing() -> None:
         await peer.send(waiting)
         await peer.send({"abandon": ["w", "never-heard-of"]})
         assert (await peer.answered("w"))["error"]["code"] == "error.resourcelease.abandoned"
+        assert node.calls.calls["resourcelease::lease", "websocket", "Cancelled"] == 1
+        assert node.dispatcher.active == 0
         await peer.call("enqueue", ITEM)
         [lease] = (await peer.call("lease", {"maxItems": 1}, ttlMs=10_000))["leases"]
         assert lease["attempt"] == 1

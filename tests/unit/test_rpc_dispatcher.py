@@ -19,8 +19,8 @@ from omnirelay.errors import (
     Unimplemented,
 )
 from omnirelay.rpc.calls import Call, Message, Messages, Reply, RequestMeta
-from omnirelay.rpc.dispatcher import Dispatcher, Middleware, Proceed
-from omnirelay.rpc.metering import metered
+from omnirelay.rpc.dispatcher import Dispatcher, Middleware
+from omnirelay.rpc.procedures import Proceed
 from omnirelay.service.component import ResourceLeaseComponent, ResourceLeaseOptions
 from omnirelay.telemetry.meters import CallMeter
 from omnirelay.testing.clock import FakeClock, settle
@@ -164,7 +164,7 @@ async def test_calls_are_counted_by_how_they_ended() -> None:
 
     meter = CallMeter()
     dispatcher = Dispatcher()
-    dispatcher.use(metered(meter))
+    dispatcher.observe("metered", meter.take)
     dispatcher.unary("ns::work", work, request=Words)
     await dispatcher.call(call("ns::work", transport="http"))
     for word in (b"no", b"broken"):
@@ -195,7 +195,7 @@ async def test_calls_that_their_deadline_ends_are_counted_as_what_they_are_answe
 
     meter = CallMeter()
     dispatcher = Dispatcher()
-    dispatcher.use(metered(meter), direct=True)
+    dispatcher.observe("metered", meter.take)
     late = (lambda meta, request: Reply(b"none")) if has_late_answer else None
     dispatcher.unary("ns::wait", wait, request=Words, late=late)
     time = asyncio.get_running_loop().time

@@ -46,6 +46,8 @@ class Introspection:
                 }
                 for component in self._components
             ],
-            "middleware": {"inboundUnary": [layer.__name__ for layer in dispatcher.middleware]},
+            "middleware": {
+                "inboundUnary": [*dispatcher.observers, *(layer.__name__ for layer in dispatcher.middleware)]
+            },
         }
         return 200, JSON, msgspec.json.encode(report)

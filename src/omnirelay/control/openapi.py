@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from omnirelay._version import __version__
-from omnirelay.rpc.dispatcher import Dispatcher, Procedure
+from omnirelay.rpc.dispatcher import Dispatcher
+from omnirelay.rpc.procedures import Procedure
 from omnirelay.rpc.statuses import HTTP_STATUS
 from omnirelay.wire.answers import ErrorBody
 

@@ -271,12 +271,17 @@ class Shard(Operating):
         When there is no room the call waits up to `wait_ms`, behind those that came before it; then it is refused
         with `error.resourcelease.backpressure`.
         """
-        check_number("waitMs", wait_ms, 0, WAIT_MAX_MS)
         batch = [items] if isinstance(items, NewItem) else listed("items", items)
+        return await self.submit_enqueue(batch, caller, wait_ms)
+
+    def submit_enqueue(self, items: list[NewItem], caller: Caller, wait_ms: int = 0) -> asyncio.Future[EnqueueAnswer]:
+        """`enqueue` for callers that go on meanwhile. Raises at once when the shard takes nothing."""
+        check_number("waitMs", wait_ms, 0, WAIT_MAX_MS)
         future: asyncio.Future[EnqueueAnswer] = self._loop.create_future()
-        request = EnqueueRequest(cmd.EnqueueItems(batch, caller), wait_ms, future, self.now_ms())
-        self._writer.submit(request, len(batch))
-        return await future
+        writer = self._writer
+        command = cmd.EnqueueItems(items, caller)
+        writer.submit(EnqueueRequest(command, wait_ms, future, writer.now_ms()), len(items))
+        return future
 
     async def lease(
         self,
@@ -296,18 +301,16 @@ class Shard(Operating):
         the same leases as long as they live. `resource_types` are globs; a call that names types or tenants looks
         only there.
         """
-        check_number("waitMs", wait_ms, 0, WAIT_MAX_MS)
-        future: asyncio.Future[list[GrantedLease]] = self._loop.create_future()
-        command = cmd.GrantLeases(
-            caller,
-            max_items,
-            lease_duration_ms,
-            request_id,
-            tuple(resource_types) if isinstance(resource_types, list) else resource_types,  # type: ignore[arg-type]
-            tuple(tenants) if isinstance(tenants, list) else tenants,  # type: ignore[arg-type]
-        )
-        self._writer.submit(
-            LeaseRequest(command, wait_ms, future, self.now_ms()), max_items if type(max_items) is int else 1
+        future = self.submit_lease(
+            cmd.GrantLeases(
+                caller,
+                max_items,
+                lease_duration_ms,
+                request_id,
+                tuple(resource_types) if isinstance(resource_types, list) else resource_types,  # type: ignore[arg-type]
+                tuple(tenants) if isinstance(tenants, list) else tenants,  # type: ignore[arg-type]
+            ),
+            wait_ms,
         )
         try:
             return await future
@@ -316,6 +319,17 @@ class Shard(Operating):
                 # Answered, but the caller was interrupted before it could take the answer.
                 self.undelivered(future.result())
             raise
+
+    def submit_lease(self, command: cmd.GrantLeases, wait_ms: int = 0) -> asyncio.Future[list[GrantedLease]]:
+        """`lease` for callers that go on meanwhile. Raises at once when the shard takes nothing. A result that nobody
+        takes has to be given back: `undelivered`.
+        """
+        check_number("waitMs", wait_ms, 0, WAIT_MAX_MS)
+        future: asyncio.Future[list[GrantedLease]] = self._loop.create_future()
+        writer, items_max = self._writer, command.items_max
+        request = LeaseRequest(command, wait_ms, future, writer.now_ms())
+        writer.submit(request, items_max if type(items_max) is int else 1)
+        return future
 
     def undelivered(self, leases: Sequence[GrantedLease]) -> None:
         """Give back leases whose answer could not be written: released in the next frame, no attempt burned."""

@@ -31,7 +31,6 @@ from omnirelay.replication.confirmed import check_confirmed
 from omnirelay.replication.procedures import serve_replication
 from omnirelay.replication.replication import Replication
 from omnirelay.rpc.dispatcher import Dispatcher
-from omnirelay.rpc.metering import metered
 from omnirelay.service.component import ResourceLeaseComponent, ResourceLeaseOptions
 from omnirelay.telemetry.meters import CallMeter
 from omnirelay.transport.http import HttpInbound
@@ -69,7 +68,7 @@ class Node:
         self.settings = settings
         self.dispatcher = Dispatcher(settings.node.name)
         self.calls = CallMeter()
-        self.dispatcher.use(metered(self.calls), direct=True)
+        self.dispatcher.observe("metered", self.calls.take)
         self.started_at = datetime.now(UTC)
         in_memory = settings.log.url == "memory:"
         self.data: Path | None = None if in_memory else settings.node.data

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from omnirelay.errors import DeadlineExceeded
 from omnirelay.wire.requests import WAIT_MAX_MS
 
 NO_HEADERS: Mapping[str, str] = {}
+
+ANSWER_SECONDS = 0.001
+"""What is left before a deadline for an answer that must not become an error because of it."""
 
 AnswerForm: TypeAlias = Literal["json", "packed", "compact"]
 """How an answer is written: as JSON, as MessagePack, or as MessagePack with its compact forms."""
@@ -62,7 +64,7 @@ class RequestMeta:
     @property
     def answer_by(self) -> float | None:
         """The last moment for an answer that must not become an error because of the deadline."""
-        return None if self.deadline is None else self.deadline - 0.001
+        return None if self.deadline is None else self.deadline - ANSWER_SECONDS
 
 
 def deadline_passed() -> DeadlineExceeded:
@@ -77,20 +79,6 @@ class Call:
     body: bytes = b""
     packed: bool = False
     """The body is MessagePack."""
-    request: Any = None
-    """What the body says, when a transport has read it already; then there is no body."""
-    limit: asyncio.Timeout | None = None
-    """What cancels the call at its deadline, when the dispatcher keeps it."""
-    overdue: bool = False
-    """Its deadline came first, says whoever keeps it in the dispatcher's place."""
-
-    has_late_answer: bool = False
-    """At its deadline it is answered all the same, and not with an error."""
-
-    @property
-    def cut_off(self) -> bool:
-        """A cancellation is the deadline's, not that of a caller who hung up."""
-        return self.overdue or (self.limit is not None and self.limit.expired())
 
 
 @dataclass(slots=True)

@@ -19,48 +19,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
-
-import msgspec
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeAlias, TypeVar
 
 from omnirelay.errors import AlreadyExists, Internal, InvalidArgument, OmniRelayError, Unimplemented
 from omnirelay.rpc.calls import Call, Message, Messages, Reply, RequestMeta, deadline_passed
+from omnirelay.rpc.procedures import Procedure, Proceed, RequestReader, Shape, Steps, reply_of
 from omnirelay.rpc.sessions import OpenSession, Outlet, Session
-from omnirelay.wire.forms import packed
-from omnirelay.wire.packed import PackedReader
+from omnirelay.rpc.statuses import status_name
 from omnirelay.wire.reading import Reader
 
 _log = logging.getLogger("omnirelay.rpc")
 
-Shape = Literal["unary", "oneway", "server-stream", "duplex"]
-Proceed: TypeAlias = Callable[[Call], Awaitable[Reply]]
 Middleware: TypeAlias = Callable[[Call, Proceed], Awaitable[Reply]]
+Observer: TypeAlias = Callable[[str, str, str, float], None]
+"""Told of every unary call that was served: procedure, transport, the name of its status, and the seconds it took."""
 Req = TypeVar("Req")
-
-_encode = msgspec.json.Encoder().encode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Procedure:
-    name: str
-    shape: Shape
-    request: Any
-    """The type of the request; its JSON schema is part of the API document."""
-    answers: tuple[Any, ...] = ()
-    """The types an answer may have."""
-    serve: Proceed | None = None
-    stream: Callable[[Call], Messages] | None = None
-    open_session: OpenSession | None = None
-    may_wait: bool = False
-    """The handler may wait for something to happen; transports watch whether its caller is still there."""
-    late: Callable[[Call], Reply] | None = None
-    """What is answered when the deadline comes before the answer; None: an error."""
-    direct: bool = False
-    """The handler waits for futures and nothing else, so that it can be driven without a task."""
-    summary: str = ""
-    encoding: str = "json"
 
 
 class Dispatcher:
@@ -70,9 +44,9 @@ class Dispatcher:
         self.service = service
         self.procedures: dict[str, Procedure] = {}
         self.middleware: list[Middleware] = []
+        self.observers: dict[str, Observer] = {}
+        """By name."""
         self._chains: dict[str, Proceed] = {}
-        self._layers_direct = True
-        self._direct_layers: list[Middleware] = []
         self.draining = False
         self.active = 0
         """Calls being served."""
@@ -82,14 +56,13 @@ class Dispatcher:
     def unary(
         self,
         name: str,
-        handler: Callable[[RequestMeta, Req], Awaitable[Any]],
+        handler: Callable[[RequestMeta, Req], Awaitable[Any]] | Steps,
         *,
         request: type[Req],
         answers: tuple[Any, ...] = (),
         shape: Shape = "unary",
         may_wait: bool = False,
         late: Callable[[RequestMeta, Req], Reply] | None = None,
-        direct: bool = False,
         summary: str = "",
     ) -> None:
         """Serve a procedure with a handler that gets the decoded request and returns what is to be encoded.
@@ -97,35 +70,24 @@ class Dispatcher:
         A handler that returns a `Reply` is taken at its word. Requests are read leniently when their structs forbid
         unknown fields (see `omnirelay.wire.reading`), and as msgspec reads them otherwise.
         """
-        reader = Reader(request)
-        read, read_packed = reader.read, PackedReader(request, reader).read
-
-        def asked(call: Call) -> Req:
-            if call.request is not None:
-                return call.request  # type: ignore[no-any-return]
-            return read_packed(call.body) if call.packed else read(call.body)
+        reader = RequestReader(request)
+        steps = handler if isinstance(handler, Steps) else None
+        serve_one = steps.serve if steps is not None else handler
 
         async def serve(call: Call) -> Reply:
-            outcome = await handler(call.meta, asked(call))
-            if type(outcome) is Reply:
-                return outcome
-            if call.meta.answer_form == "json":
-                return Reply(_encode(outcome))
-            return Reply(packed(outcome), encoding="msgpack")
-
-        def late_reply(late: Callable[[RequestMeta, Req], Reply]) -> Callable[[Call], Reply]:
-            return lambda call: late(call.meta, asked(call))
+            return reply_of(call.meta, await serve_one(call.meta, reader.read(call)))  # type: ignore[operator]
 
         self.register(
             Procedure(
                 name=name,
                 shape=shape,
                 request=request,
+                reader=reader,
                 answers=answers,
                 serve=serve,
+                steps=steps,
                 may_wait=may_wait,
-                late=None if late is None else late_reply(late),
-                direct=direct,
+                late=late,
                 summary=summary,
             )
         )
@@ -167,18 +129,22 @@ class Dispatcher:
             )
         self.procedures[procedure.name] = procedure
 
-    def use(self, middleware: Middleware, *, direct: bool = False) -> None:
-        """Put one more layer around every unary call, inside of those that are there.
-
-        `direct` promises that it waits for nothing but the call itself. One that does not keeps calls from being
-        driven without a task, which costs each of them a little, and does not see calls whose deadline has passed on
-        arrival.
+    def use(self, middleware: Middleware) -> None:
+        """Put one more layer around every unary call, inside of those that are there. Calls whose deadline has passed
+        on arrival do not get that far. With any layer calls need a task each, which costs them a little.
         """
         self.middleware.append(middleware)
-        if direct:
-            self._direct_layers.append(middleware)
-        self._layers_direct = self._layers_direct and direct
         self._chains.clear()
+
+    def observe(self, name: str, observer: Observer) -> None:
+        """Have a function told of every unary call that was served, however it ended."""
+        self.observers[name] = observer
+
+    def served(self, meta: RequestMeta, status: str, started: float) -> None:
+        """Tell the observers of a call that began then, in the time of `time.perf_counter`."""
+        seconds = time.perf_counter() - started
+        for observer in self.observers.values():
+            observer(meta.procedure, meta.transport, status, seconds)
 
     @property
     def namespaces(self) -> list[str]:
@@ -193,44 +159,46 @@ class Dispatcher:
             raise Unimplemented(f"nobody serves the procedure {name!r} here", procedure=name[:256])
         return procedure
 
-    def request_type(self, name: str) -> Any:
-        """The type of the procedure's requests; None when nobody serves it."""
-        procedure = self.procedures.get(name)
-        return None if procedure is None else procedure.request
+    def steps_of(self, procedure: Procedure) -> Steps | None:
+        """How calls of the procedure can be served without a task, by who keeps their deadline; None: not at all."""
+        return None if self.middleware else procedure.steps
 
-    def is_direct(self, name: str) -> bool:
-        """Whether calls of the procedure may be served by a `Driven` coroutine, who then keeps their deadline."""
-        procedure = self.procedures.get(name)
-        return procedure is not None and procedure.direct and self._layers_direct
-
-    async def call(self, call: Call, *, keeps_deadline: bool = True) -> Reply:
+    async def call(self, call: Call) -> Reply:
         """Serve a unary call. Raises OmniRelayError, and nothing else but cancellation."""
         procedure = self.find(call.meta.procedure)
         chain = self._chains.get(procedure.name) or self._chain(procedure)
+        started = time.perf_counter()
+        status = "Cancelled"
         self.active += 1
         try:
-            deadline = call.meta.deadline
-            if deadline is None:
-                return await chain(call)
-            if deadline <= time.monotonic():
-                return await self._layered(_passed, self._direct_layers)(call)
-            call.has_late_answer = procedure.late is not None
-            if not keeps_deadline:
-                return await chain(call)
-            return await _within_deadline(chain, call, procedure.late)
-        except OmniRelayError:
+            reply = await self._within_deadline(chain, call, procedure)
+            status = "Ok"
+            return reply
+        except OmniRelayError as error:
+            status = status_name(error.status)
             raise
         except Exception:
-            raise _internal(call.meta.procedure) from None
+            status = "Internal"
+            raise internal(call.meta.procedure) from None
         finally:
             self.active -= 1
+            self.served(call.meta, status, started)
 
-    def too_late(self, call: Call) -> Reply:
-        """What a call is answered with whose deadline came first. Raises DeadlineExceeded where that is an error."""
-        late = self.find(call.meta.procedure).late
-        if late is None:
+    async def _within_deadline(self, chain: Proceed, call: Call, procedure: Procedure) -> Reply:
+        meta = call.meta
+        if meta.deadline is None:
+            return await chain(call)
+        if meta.deadline <= time.monotonic():
             raise deadline_passed()
-        return late(call)
+        limit = asyncio.timeout_at(meta.deadline if procedure.late is None else meta.answer_by)
+        try:
+            async with limit:
+                return await chain(call)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        assert procedure.reader is not None, "what is called has requests"
+        return procedure.too_late(meta, procedure.reader.read(call))
 
     async def stream(self, call: Call) -> AsyncIterator[Message]:
         """Serve a call that is answered with many messages. Raises as `call` does."""
@@ -244,7 +212,7 @@ class Dispatcher:
         except OmniRelayError:
             raise
         except Exception:
-            raise _internal(call.meta.procedure) from None
+            raise internal(call.meta.procedure) from None
         finally:
             self.active -= 1
 
@@ -259,38 +227,18 @@ class Dispatcher:
         if procedure.serve is None:
             how = "connect with a WebSocket" if procedure.shape == "duplex" else "GET it as text/event-stream"
             raise Unimplemented(f"{procedure.name} is a stream; {how}", procedure=procedure.name)
-        chain = self._chains[procedure.name] = self._layered(procedure.serve, self.middleware)
+        chain = procedure.serve
+        for layer in reversed(self.middleware):
+            chain = _around(layer, chain)
+        self._chains[procedure.name] = chain
         return chain
-
-    def _layered(self, serve: Proceed, layers: Sequence[Middleware]) -> Proceed:
-        for layer in reversed(layers):
-            serve = _around(layer, serve)
-        return serve
-
-
-async def _passed(call: Call) -> Reply:
-    """In the place of a handler, when the deadline has passed on arrival: layers see such a call, and count it."""
-    raise deadline_passed()
-
-
-async def _within_deadline(chain: Proceed, call: Call, late: Callable[[Call], Reply] | None) -> Reply:
-    limit = call.limit = asyncio.timeout_at(call.meta.deadline if late is None else call.meta.answer_by)
-    try:
-        async with limit:
-            return await chain(call)
-    except TimeoutError:
-        if not limit.expired():
-            raise
-    if late is None:
-        raise deadline_passed()
-    return late(call)
 
 
 def _around(layer: Middleware, inner: Proceed) -> Proceed:
     return lambda call: layer(call, inner)
 
 
-def _internal(procedure: str) -> Internal:
-    """What a caller hears of an error nobody expected: that there was one."""
+def internal(procedure: str) -> Internal:
+    """What a caller hears of an error nobody expected: that there was one. Called where it was caught."""
     _log.exception("procedure_failed", extra={"procedure": procedure})
     return Internal("the server failed on this call; its log has the details")

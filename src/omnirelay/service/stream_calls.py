@@ -1,17 +1,23 @@
-"""Calls of one stream that have not been answered yet: served side by side, within bounds, each by its deadline."""
+"""Calls of one stream that have not been answered yet: served side by side, within bounds, each by its deadline.
+
+Those of the lease cycle come in steps (see `omnirelay.rpc.procedures`): begun as soon as they are read, and finished by
+the callback of the future they wait for. Everything else, and everything behind a layer of middleware, gets a task.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
 from omnirelay.errors import OmniRelayError, ResourceExhausted, Unavailable
-from omnirelay.rpc.calls import AnswerForm, Call, Reply, RequestMeta
-from omnirelay.rpc.dispatcher import Dispatcher
-from omnirelay.rpc.driving import Driven
+from omnirelay.rpc.calls import ANSWER_SECONDS, AnswerForm, Call, Reply, RequestMeta, deadline_passed
+from omnirelay.rpc.dispatcher import Dispatcher, internal
+from omnirelay.rpc.procedures import Procedure, Steps, reply_of
+from omnirelay.rpc.statuses import status_name
 from omnirelay.wire.packed import json_of
 from omnirelay.wire.streams import CallId, Received, StreamCall
 
@@ -22,7 +28,8 @@ CALL_BYTES_MAX = 64 * 1024 * 1024
 TTL_MAX_MS = 1e10
 ABANDONED = "error.resourcelease.abandoned"
 
-Answer: TypeAlias = Callable[[CallId | None, Reply | OmniRelayError], None]
+Outcome: TypeAlias = Reply | OmniRelayError
+Answer: TypeAlias = Callable[[CallId | None, Outcome], None]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -30,21 +37,43 @@ _encode = msgspec.json.Encoder().encode
 class RunningCall:
     """A call that has not been answered yet."""
 
-    __slots__ = ("call", "forsaken", "id", "size", "work")
+    __slots__ = ("forsaken", "id", "meta", "size", "work")
 
-    def __init__(self, call_id: CallId | None, call: Call, size: int) -> None:
+    def __init__(self, call_id: CallId | None, meta: RequestMeta, size: int) -> None:
         self.id = call_id
-        self.call = call
+        self.meta = meta
         self.size = size
-        self.work: Driven | asyncio.Task[None] | None = None
+        self.work: asyncio.Future[Any] | None = None
+        """The task that serves it, or what it waits for."""
         self.forsaken = False
         """It was answered without it; what comes of it all the same is given back."""
 
-    def cancel(self) -> None:
-        if isinstance(self.work, Driven):
-            self.work.interrupt(asyncio.CancelledError())
-        elif self.work is not None:
-            self.work.cancel()
+
+class SteppedCall(RunningCall):
+    """One that is served in steps. Whoever runs it keeps its deadline and tells the observers."""
+
+    __slots__ = ("_calls", "procedure", "request", "started", "steps")
+
+    def __init__(
+        self,
+        calls: StreamCalls,
+        call_id: CallId | None,
+        meta: RequestMeta,
+        size: int,
+        procedure: Procedure,
+        steps: Steps,
+        request: Any,
+    ) -> None:
+        super().__init__(call_id, meta, size)
+        self._calls = calls
+        self.procedure = procedure
+        self.steps = steps
+        self.request = request
+        self.started = time.perf_counter()
+
+    def finish(self, work: asyncio.Future[Any]) -> None:
+        """The callback of what it waits for."""
+        self._calls.finish(self, work)
 
 
 class StreamCalls:
@@ -78,38 +107,38 @@ class StreamCalls:
         body = bytes(call.request) if request is None else b""
         size = len(body) if request is None else message_bytes
         self._check_room(size)
+        meta = self._meta_of(call, peer_id)
+        call_id = received.message.id
+        procedure = self._dispatcher.procedures.get(meta.procedure)
+        steps = None if procedure is None else self._dispatcher.steps_of(procedure)
+        if procedure is not None and steps is not None:
+            stepped = SteppedCall(self, call_id, meta, size, procedure, steps, request)
+            self._begin_steps(stepped, body, received.packed)
+            return
+        # Somebody between here and the handler may want to see the request, and expects JSON.
+        if request is not None:
+            body = _encode(request)
+        elif received.packed:
+            body = json_of(None if procedure is None else procedure.request, body)
+        running = RunningCall(call_id, meta, size)
+        self._add(running)
+        running.work = self._loop.create_task(self._serve(running, Call(meta, body)))
+
+    def _meta_of(self, call: StreamCall, peer_id: str | None) -> RequestMeta:
         answer_form: AnswerForm = "json"
         if self.packed:
             answer_form = "compact" if call.compact else "packed"
-        meta = RequestMeta(
+        stream = self._meta
+        return RequestMeta(
             procedure=f"{self._namespace}::{call.verb}",
-            service=self._meta.service,
-            caller=peer_id or self._meta.caller,
-            transport=self._meta.transport,
+            service=stream.service,
+            caller=peer_id or stream.caller,
+            transport=stream.transport,
             deadline=None if call.ttl_ms is None else self._loop.time() + min(call.ttl_ms, TTL_MAX_MS) / 1000,
-            headers=self._meta.headers,
-            principal=self._meta.principal,
+            headers=stream.headers,
+            principal=stream.principal,
             answer_form=answer_form,
         )
-        direct = self._dispatcher.is_direct(meta.procedure)
-        # Without that, somebody between here and the handler may want to see the request, and expects JSON.
-        if request is not None:
-            asked = Call(meta, request=request) if direct else Call(meta, _encode(request))
-        elif received.packed and not direct:
-            asked = Call(meta, json_of(self._dispatcher.request_type(meta.procedure), body))
-        else:
-            asked = Call(meta, body, packed=received.packed)
-        call_id = received.message.id
-        running = RunningCall(call_id, asked, size)
-        self._running.add(running)
-        if call_id is not None:
-            self._by_id[call_id] = running
-        self._bytes += size
-        if direct:
-            running.work = Driven(self._serve(running, keeps_deadline=False), self._loop)
-            self._watch_deadline(running)
-        else:
-            running.work = self._loop.create_task(self._serve(running, keeps_deadline=True))
 
     def _check_room(self, size: int) -> None:
         if len(self._running) >= CALLS_MAX:
@@ -129,19 +158,16 @@ class StreamCalls:
         if self._timer is not None:
             self._timer.cancel()
         for running in list(self._running):
-            running.cancel()
+            if isinstance(running, SteppedCall):
+                self._forsake(running, "Cancelled")
+            elif running.work is not None:
+                running.work.cancel()
 
-    async def _serve(self, running: RunningCall, *, keeps_deadline: bool) -> None:
-        try:
-            outcome: Reply | OmniRelayError = await self._dispatcher.call(running.call, keeps_deadline=keeps_deadline)
-        except OmniRelayError as error:
-            outcome = error
-        finally:
-            self._over(running)
-        if not self._closed and not running.forsaken:
-            self._answer(running.id, outcome)
-        elif isinstance(outcome, Reply) and outcome.undelivered is not None:
-            outcome.undelivered()
+    def _add(self, running: RunningCall) -> None:
+        self._running.add(running)
+        if running.id is not None:
+            self._by_id[running.id] = running
+        self._bytes += running.size
 
     def _over(self, running: RunningCall) -> None:
         if running in self._running:
@@ -157,21 +183,81 @@ class StreamCalls:
         for call_id in call_ids:
             running = self._by_id.get(call_id)
             if running is not None:
-                self._forsake(running)
+                self._forsake(running, "Cancelled")
                 self._answer(call_id, Unavailable("the caller abandoned the call", code=ABANDONED))
 
-    def _forsake(self, running: RunningCall) -> None:
+    def _forsake(self, running: RunningCall, status: str) -> None:
+        """Call it off. What comes of it all the same is given back."""
         self._over(running)
         running.forsaken = True
-        running.cancel()
+        work = running.work
+        if isinstance(running, SteppedCall):
+            self._served(running, status)
+        if work is not None:
+            work.cancel()  # One that is done already still has its callback, or its task, to come.
 
-    # -- deadlines of calls that are driven: a task has its own -----------------------------------
+    # -- with a task --------------------------------------------------------------------------------
 
-    def _watch_deadline(self, running: RunningCall) -> None:
-        """One timer for all calls: most have been answered long before it comes."""
-        due = running.call.meta.answer_by
-        if due is None or running not in self._running:
+    async def _serve(self, running: RunningCall, call: Call) -> None:
+        try:
+            outcome: Outcome = await self._dispatcher.call(call)
+        except OmniRelayError as error:
+            outcome = error
+        finally:
+            self._over(running)
+        if not self._closed and not running.forsaken:
+            self._answer(running.id, outcome)
+        elif isinstance(outcome, Reply) and outcome.undelivered is not None:
+            outcome.undelivered()
+
+    # -- in steps -----------------------------------------------------------------------------------
+
+    def _begin_steps(self, running: SteppedCall, body: bytes, packed: bool) -> None:
+        meta, procedure = running.meta, running.procedure
+        self._dispatcher.active += 1
+        try:
+            if meta.deadline is not None and meta.deadline <= self._loop.time():
+                raise deadline_passed()
+            if running.request is None:
+                assert procedure.reader is not None, "what has steps has requests"
+                running.request = procedure.reader.read(Call(meta, body, packed))
+            work = running.work = running.steps.begin(meta, running.request)
+        except Exception as error:
+            self._refuse(running, error)
             return
+        self._add(running)
+        work.add_done_callback(running.finish)
+        if meta.deadline is not None:
+            self._watch_deadline(meta.deadline)
+
+    def finish(self, running: SteppedCall, work: asyncio.Future[Any]) -> None:
+        """What a call has waited for is there."""
+        if running.forsaken:
+            running.steps.give_back(work)
+            return
+        self._over(running)
+        try:
+            if work.cancelled():
+                raise Unavailable("the call was called off", code=ABANDONED)
+            outcome = reply_of(running.meta, running.steps.finish(running.meta, running.request, work))
+        except Exception as error:
+            self._refuse(running, error)
+            return
+        self._served(running, "Ok")
+        self._answer(running.id, outcome)
+
+    def _refuse(self, running: SteppedCall, error: Exception) -> None:
+        known = error if isinstance(error, OmniRelayError) else internal(running.meta.procedure)
+        self._served(running, status_name(known.status))
+        self._answer(running.id, known)
+
+    def _served(self, running: SteppedCall, status: str) -> None:
+        self._dispatcher.active -= 1
+        self._dispatcher.served(running.meta, status, running.started)
+
+    def _watch_deadline(self, deadline: float) -> None:
+        """One timer for all calls: most have been answered long before it comes."""
+        due = deadline - ANSWER_SECONDS
         if self._timer is None or due < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()
@@ -182,16 +268,16 @@ class StreamCalls:
         self._timer = None
         now = self._loop.time()
         for running in list(self._running):
-            due = running.call.meta.answer_by
-            if not isinstance(running.work, Driven) or due is None:
+            deadline = running.meta.deadline
+            if not isinstance(running, SteppedCall) or deadline is None:
                 continue
-            if due > now:
-                self._watch_deadline(running)
+            if deadline - ANSWER_SECONDS > now:
+                self._watch_deadline(deadline)
                 continue
-            running.call.overdue = True
-            self._forsake(running)
             try:
-                outcome: Reply | OmniRelayError = self._dispatcher.too_late(running.call)
+                outcome: Outcome = running.procedure.too_late(running.meta, running.request)
+                status = "Ok"
             except OmniRelayError as error:
-                outcome = error
+                outcome, status = error, status_name(error.status)
+            self._forsake(running, status)
             self._answer(running.id, outcome)

@@ -43,8 +43,8 @@ from omnirelay.rpc.calls import Reply, RequestMeta
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.sessions import POLICY, RESTARTING, Outlet
 from omnirelay.service.acknowledging import ACKNOWLEDGE
+from omnirelay.service.callers import caller_of, holder_of
 from omnirelay.service.held_leases import HeldLeases
-from omnirelay.service.procedures import caller_of, holder_of
 from omnirelay.service.stream_calls import StreamCalls
 from omnirelay.wire.answers import error_body_of, lease_of, outcome_of
 from omnirelay.wire.forms import JSON, PACKED, SUBPROTOCOL, Form, is_packed
