@@ -126,17 +126,17 @@ kafka:
 test: setup servers ## run the test suite
 	@$(PY) -m pytest -n 2 --dist worksteal $(ARGS)
 
-# The same tests against core as mypyc compiles it.
+# The same tests against the hot path as mypyc compiles it.
 COMPILED := build/compiled
 
-$(COMPILED)/.made: hatch_build.py $(wildcard src/omnirelay/core/*.py src/omnirelay/core/rules/*.py) $(PACKAGE)
-	@echo "setup: compiling core"
+$(COMPILED)/.made: hatch_build.py $(shell find src -name "*.py") $(PACKAGE)
+	@echo "setup: compiling the hot path"
 	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)
 	@$(PY) hatch_build.py $(COMPILED)
 	@touch $@
 
 .PHONY: test-compiled
-test-compiled: $(COMPILED)/.made servers ## run the tests of core and engine with core compiled
+test-compiled: $(COMPILED)/.made servers ## run the tests of core, engine and service with the hot path compiled
 	@PYTHONPATH=$(COMPILED) OMNIRELAY_EXPECT_COMPILED=1 \
 		$(PY) -m pytest -n 2 --dist worksteal tests/unit tests/property tests/integration $(ARGS)
 

@@ -1,7 +1,8 @@
-"""Builds the wheel: plain by default, with core compiled by mypyc when asked for.
+"""Builds the wheel: plain by default, with its hot path compiled by mypyc when asked for: core, and what stands between
+core, the disk and a socket.
 
-    OMNIRELAY_COMPILE=1     compile core, or fail
-    OMNIRELAY_COMPILE=auto  compile core if this machine can, else build a plain wheel and say so
+    OMNIRELAY_COMPILE=1     compile it, or fail
+    OMNIRELAY_COMPILE=auto  compile it if this machine can, else build a plain wheel and say so
 
 A plain wheel and a compiled one hold the same modules and pass the same tests; the compiled one has shared
 libraries beside them, which Python prefers.
@@ -20,31 +21,52 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 COMPILED = (
-    "batches",
-    "cycle",
-    "deadlines",
-    "decide",
-    "ended",
-    "evolve",
-    "items",
-    "keys",
-    "lanes",
-    "ordered",
-    "requests",
-    "roster",
-    "rules/acknowledge",
-    "rules/enqueue",
-    "rules/grant",
-    "rules/selecting",
-    "schedule",
-    "scopes",
-    "spans",
-    "state",
-    "turns",
-    "waiting",
+    "core/batches",
+    "core/cycle",
+    "core/deadlines",
+    "core/decide",
+    "core/ended",
+    "core/evolve",
+    "core/items",
+    "core/keys",
+    "core/lanes",
+    "core/ordered",
+    "core/requests",
+    "core/roster",
+    "core/rules/acknowledge",
+    "core/rules/enqueue",
+    "core/rules/grant",
+    "core/rules/selecting",
+    "core/schedule",
+    "core/scopes",
+    "core/spans",
+    "core/state",
+    "core/turns",
+    "core/waiting",
+    "engine/clock",
+    "engine/deciding",
+    "engine/framing",
+    "engine/requests",
+    "engine/standstill",
+    "engine/waiting",
+    "engine/writer",
+    "log/sqlite/writer",
+    "rpc/calls",
+    "rpc/procedures",
+    "service/acknowledging",
+    "service/callers",
+    "service/cycle",
+    "service/held_leases",
+    "service/owners",
+    "service/stream_calls",
+    "service/streaming",
+    "telemetry/meters",
+    "transport/websocket_frames",
+    "wire/forms",
 )
-"""Modules of core that run for every item. Those that define messages or check what callers send are not among them:
-compiled code insists on its annotations, and a value of a wrong type must get its own error.
+"""Modules that run for every item or every call. Those that define messages or check what callers send are not among
+them: compiled code insists on its annotations, and a value of a wrong type must get its own error. Nor are those with
+asynchronous generators, which the compiler does not know, and those that others inherit from.
 """
 
 
@@ -59,12 +81,12 @@ class CustomBuildHook(BuildHookInterface[Any]):
             return
         work = Path(tempfile.mkdtemp(prefix="omnirelay-compile-"))
         try:
-            libraries = compile_core(Path(self.root) / "src", work)
+            libraries = compile_hot_path(Path(self.root) / "src", work)
         except (OSError, subprocess.CalledProcessError) as error:
             shutil.rmtree(work, ignore_errors=True)
             if wanted == "1":
                 raise
-            self.app.display_warning(f"core is not compiled, the wheel is plain: {error}")
+            self.app.display_warning(f"nothing is compiled, the wheel is plain: {error}")
             return
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
@@ -74,10 +96,10 @@ class CustomBuildHook(BuildHookInterface[Any]):
         return [] if os.environ.get("OMNIRELAY_COMPILE", "0") == "0" else ["mypy", "setuptools"]
 
 
-def compile_core(source: Path, work: Path) -> list[Path]:
+def compile_hot_path(source: Path, work: Path) -> list[Path]:
     """Compile a copy of the package in `work`; returns the libraries, lying as they will in the wheel."""
     shutil.copytree(source / "omnirelay", work / "omnirelay", ignore=shutil.ignore_patterns("__pycache__"))
-    modules = [f"omnirelay/core/{name}.py" for name in COMPILED]
+    modules = [f"omnirelay/{name}.py" for name in COMPILED]
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
     done = subprocess.run(
         [sys.executable, "-m", "mypyc", "--config-file=", *modules],
@@ -95,4 +117,4 @@ def compile_core(source: Path, work: Path) -> list[Path]:
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    compile_core(Path(__file__).parent / "src", target)
+    compile_hot_path(Path(__file__).parent / "src", target)

@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks.kernel_core import growth, memory_per_item, split_by_stage
 from benchmarks.kernel_flushes import check_flushes
 from benchmarks.machine import Load, Passes, environment, is_compiled, spin
-from hatch_build import compile_core
+from hatch_build import compile_hot_path
 from omnirelay.core.commands import CompleteItem
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import NewItem, Payload
@@ -180,7 +180,7 @@ def main(arguments: argparse.Namespace) -> None:
             if core == "compiled":
                 library = work / "compiled"
                 library.mkdir()
-                compile_core(ROOT / "src", library)
+                compile_hot_path(ROOT / "src", library)
             print(f"\n=== core {core} " + "=" * 80, flush=True)
             run_with(library, arguments, core)
     finally:

@@ -34,7 +34,7 @@ from benchmarks.lakehouse_log import Later, Written, write_log
 from benchmarks.lakehouse_memory import PeakMemory
 from benchmarks.lakehouse_tail import TAIL_EVENTS, tail_node
 from benchmarks.machine import Load, environment, is_compiled
-from hatch_build import compile_core
+from hatch_build import compile_hot_path
 from omnirelay.lakehouse.audit import Audit
 from omnirelay.lakehouse.audit_plan import plan
 from omnirelay.lakehouse.pipeline import Pipeline, Summary
@@ -247,7 +247,7 @@ def session(start: str, memory: str) -> Iterator[SparkSession]:
 def run_compiled() -> None:
     """This call again with compiled rules, which Spark's Python workers find in the same way."""
     with tempfile.TemporaryDirectory(prefix="omnirelay-compiled-") as library:
-        compile_core(ROOT / "src", Path(library))
+        compile_hot_path(ROOT / "src", Path(library))
         subprocess.run(
             [sys.executable, "-m", "benchmarks.lakehouse", *sys.argv[1:]],
             env={**os.environ, "PYTHONPATH": f"{library}{os.pathsep}{ROOT}"},

@@ -35,7 +35,7 @@ from benchmarks.peers_ours import Ours, serve
 from benchmarks.peers_postgres import PostgreSQL
 from benchmarks.peers_redis import RedisList, RedisStreams
 from benchmarks.peers_table import Figures, Row, print_aims, print_tables
-from hatch_build import compile_core
+from hatch_build import compile_hot_path
 
 ROOT = Path(__file__).parent.parent
 RESTART_PENDING = 1_000_000
@@ -43,7 +43,7 @@ RESTART_PENDING = 1_000_000
 SYSTEMS: dict[str, Callable[[Path], System]] = {
     "plain": partial(Ours, name="ours"),
     "ids": partial(Ours, name="ours, request ids", request_ids=True),
-    "compiled": lambda directory: Ours(directory, "ours, core compiled", library=compiled(directory.parent)),
+    "compiled": lambda directory: Ours(directory, "ours, compiled", library=compiled(directory.parent)),
     "streams": RedisStreams,
     "list": RedisList,
     "postgres": PostgreSQL,
@@ -58,8 +58,8 @@ def compiled(work: Path) -> Path:
     library = work / "library"
     library.mkdir()
     started = time.perf_counter()
-    compile_core(ROOT / "src", library)
-    print(f"core compiled in {time.perf_counter() - started:.0f} s", flush=True)
+    compile_hot_path(ROOT / "src", library)
+    print(f"hot path compiled in {time.perf_counter() - started:.0f} s", flush=True)
     return library
 
 

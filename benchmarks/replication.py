@@ -30,7 +30,7 @@ from benchmarks.kernel_flushes import check_flushes
 from benchmarks.machine import Load, Passes, environment, is_compiled, spin
 from benchmarks.replication_load import LagMeter, Waits, loaded
 from benchmarks.replication_targets import TARGETS, Target, is_missing
-from hatch_build import compile_core
+from hatch_build import compile_hot_path
 from omnirelay.engine.process import tune_process
 from omnirelay.engine.shard import Shard
 from omnirelay.replication.following import Follower
@@ -223,7 +223,7 @@ def main(arguments: argparse.Namespace) -> None:
         if arguments.core == "compiled":
             library = work / "compiled"
             library.mkdir()
-            compile_core(ROOT / "src", library)
+            compile_hot_path(ROOT / "src", library)
         print(f"core {arguments.core}", flush=True)
         subprocess.run(
             [sys.executable, "-m", "benchmarks.replication", "--here", arguments.core, *sys.argv[1:]],
