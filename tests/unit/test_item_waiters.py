@@ -19,13 +19,6 @@ class Counting(dict[int, Any]):
         return super().get(key, default)
 
 
-class Seen:
-    """Of a state, the items alone, counting who looks at them."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.items = Counting(kernel.state.items)
-
-
 async def test_a_frame_looks_only_at_items_that_it_may_have_ended() -> None:
     kernel, waiters = Kernel(), ItemWaiters()
     ids = kernel.enqueue(*[new_item(str(number)) for number in range(1_000)])
@@ -39,7 +32,7 @@ async def test_a_frame_looks_only_at_items_that_it_may_have_ended() -> None:
     kernel.lease(10)
     batch = Batch()
     batch.events = kernel.events[before:]
-    seen: Any = Seen(kernel)
-    waiters.answer(seen, batch)
+    seen = kernel.state.items = Counting(kernel.state.items)
+    waiters.answer(kernel.state, batch)
     assert [future for future, *_ in batch.answers] == [calls[granted.sequence_id], calls[ids[7]]]
-    assert seen.items.looked_up == 2
+    assert seen.looked_up == 2
