@@ -49,6 +49,7 @@ COMPILED = (
     "engine/requests",
     "engine/standstill",
     "engine/waiting",
+    "engine/waking",
     "engine/writer",
     "log/sqlite/writer",
     "rpc/calls",

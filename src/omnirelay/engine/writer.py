@@ -46,6 +46,7 @@ from omnirelay.engine.requests import (
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.standstill import StandstillWatch
 from omnirelay.engine.waiting import EnqueueLine, ItemWaiters, LeaseLine
+from omnirelay.engine.waking import Wake
 from omnirelay.errors import LogOutcomeUnknown, LogUnavailable, OmniRelayError, Unavailable
 from omnirelay.log.base import EventLog, Frame, Position
 from omnirelay.log.failpoints import hit
@@ -105,7 +106,7 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[Request] = deque()
         self._waiting_events = 0
-        self._wake = asyncio.Event()
+        self._wake = Wake(self._loop)
         self._open: Batch | None = None
         """Being decided, or being appended on this very thread."""
         self._flying: tuple[Batch, asyncio.Task[None]] | None = None
@@ -193,7 +194,6 @@ class Writer:
         try:
             while True:
                 await self._wake.wait()
-                self._wake.clear()
                 if self._flying is not None and self._flying[1].done():
                     self._landed(*self._flying)
                 if self._flying is None and self._staged is not None:
