@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnirelay.cli.lakehouse_run import Kind, Route, check_source
 from omnirelay.errors import DataLoss, NotFound, OmniRelayError, Unavailable
 from omnirelay.lakehouse.continuous import BACKOFF_MAX_S, run_until_asked, wait_after
 from omnirelay.lakehouse.formats import TableOvertaken
@@ -170,3 +171,47 @@ def test_segments_that_were_there_are_waited_for_and_those_that_never_were_are_n
             hindered=never.hindered,
         )
     assert len(never.told) == 1
+
+
+def test_a_restart_does_not_forget_what_the_tables_hold(whole_spark: SparkSession, tmp_path: Path) -> None:
+    segments, away, warehouse = tmp_path / "segments", tmp_path / "away", str(tmp_path / "warehouse")
+    write_segments(segments, recorded("jobs", seed=17, steps=30))
+    Pipeline(whole_spark, str(segments), warehouse, "parquet").run()
+    segments.rename(away)
+    looking = Looking(2)
+
+    def come_back(error: OmniRelayError, wait_s: float) -> None:
+        away.rename(segments)
+        looking.hindered(error, wait_s)
+
+    again = Pipeline(whole_spark, str(segments), warehouse, "parquet")
+    run_until_asked(again.run, looking.asked, 0.001, seen=looking.seen, hindered=come_back, known=again.holds_events)
+    error, last = looking.told
+    assert isinstance(error, NotFound)
+    assert isinstance(last, Summary)
+    assert not last.changed
+
+    never = Pipeline(whole_spark, str(tmp_path / "nowhere"), str(tmp_path / "empty"), "parquet")
+    with pytest.raises(NotFound):
+        run_until_asked(
+            never.run, looking.asked, 0.001, seen=looking.seen, hindered=looking.hindered, known=never.holds_events
+        )
+
+
+def test_a_source_is_missed_before_spark_is_started_unless_tables_were_made_of_it(
+    whole_spark: SparkSession, tmp_path: Path
+) -> None:
+    segments, warehouse = tmp_path / "segments", str(tmp_path / "warehouse")
+    route = Route(str(segments), {}, warehouse, Kind.PARQUET, "local[*]", [])
+    write_segments(segments, recorded("jobs", seed=17, steps=30))
+    check_source(route, waits=False)
+    segments.rename(tmp_path / "away")
+    for waits in (False, True):
+        with pytest.raises(NotFound):
+            check_source(route, waits=waits)
+    (tmp_path / "away").rename(segments)
+    Pipeline(whole_spark, str(segments), warehouse, "parquet").run()
+    segments.rename(tmp_path / "away")
+    with pytest.raises(NotFound):
+        check_source(route, waits=False)
+    check_source(route, waits=True)

@@ -62,6 +62,16 @@ def test_the_columns_of_a_frame_say_what_its_events_say() -> None:
     assert granted["frame"] is None
 
 
+def test_columns_are_the_same_whether_types_take_turns_or_come_in_long_runs() -> None:
+    log = log_of(1_000)
+    in_turns = [event for frame in log.frames for event in events_of_frame(frame, "eu")]
+    in_runs = sorted(in_turns, key=lambda event: event.sequence % 5)
+    made = rows(to_arrow(in_runs))
+    assert [row["sequence"] for row in made] == [event.sequence for event in in_runs]
+    assert len({row["event_type"] for row in made}) == 5
+    assert rows(to_arrow(in_turns)) == sorted(made, key=lambda row: row["sequence"])
+
+
 def every_event_type() -> bytes:
     """One event of each type, with every field it must have."""
     samples = {

@@ -19,6 +19,7 @@ from omnirelay.cli.options import Format, Output
 from omnirelay.cli.printing import note, print_answer, short, stacked, table
 from omnirelay.cli.running import run_async
 from omnirelay.cli.stopping import set_when_interrupted
+from omnirelay.errors import NotFound
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -133,10 +134,10 @@ def _continuously(route: Route, every: float, output: Format) -> Summary | None:
         note(f"{error.message} ({error.code}); again in {short(wait_s)}")
 
     # In this order: Spark puts in a handler of its own when it starts.
-    with _pipeline(route, stopping=asked.is_set) as pipeline, set_when_interrupted(asked):
+    with _pipeline(route, stopping=asked.is_set, waits=True) as pipeline, set_when_interrupted(asked):
         from omnirelay.lakehouse.continuous import run_until_asked
 
-        summary = run_until_asked(pipeline.run, asked, every, seen=seen, hindered=hindered)
+        summary = run_until_asked(pipeline.run, asked, every, seen=seen, hindered=hindered, known=pipeline.holds_events)
         note("stopped")
     return summary
 
@@ -243,17 +244,14 @@ class Route(NamedTuple):
 
 
 @contextmanager
-def _pipeline(route: Route, *, stopping: Callable[[], bool] | None = None) -> Iterator[Pipeline]:
+def _pipeline(route: Route, *, stopping: Callable[[], bool] | None = None, waits: bool = False) -> Iterator[Pipeline]:
     from omnirelay.lakehouse.errors import needs_extra
 
     try:
         from omnirelay.lakehouse.pipeline import Pipeline
-        from omnirelay.lakehouse.shards import shards_at
     except ImportError as error:
         raise needs_extra(error) from None
-    if is_path(route.source):
-        # Before Spark is started. To list a bucket twice would take longer than that.
-        run_async(shards_at(route.source, route.options))
+    check_source(route, waits=waits)
     with _session(route.kind, route.master) as spark:
         yield Pipeline(
             spark,
@@ -265,6 +263,28 @@ def _pipeline(route: Route, *, stopping: Callable[[], bool] | None = None) -> It
             stopping=stopping,
             gone=route.gone,
         )
+
+
+def check_source(route: Route, *, waits: bool) -> None:
+    """Raises NotFound for a directory without segments, before Spark is started.
+
+    Whoever `waits` for them does so only where tables were made of some before.
+    """
+    from omnirelay.lakehouse.errors import TablesMissing
+    from omnirelay.lakehouse.shards import NO_SEGMENTS, shards_at
+    from omnirelay.lakehouse.upkeep import check_warehouse
+
+    if not is_path(route.source):
+        return  # To list a bucket twice would take longer than Spark takes to start.
+    try:
+        run_async(shards_at(route.source, route.options))
+    except NotFound as missing:
+        if not waits or missing.code != NO_SEGMENTS:
+            raise
+        try:
+            check_warehouse(route.warehouse)
+        except TablesMissing:
+            raise missing from None
 
 
 @contextmanager

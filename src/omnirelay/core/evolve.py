@@ -53,6 +53,13 @@ def evolve(state: State, event: ev.Event) -> None:
     state.time = event.timestamp
 
 
+def evolver_of(kind: type[Any]) -> Callable[[State, Any], None]:
+    """What `evolve` does with an event of this type, but for its number and its time: those are for the caller to set,
+    at the latest behind the last event of a frame.
+    """
+    return _EVOLVE[kind]
+
+
 def evolve_all(state: State, events: Sequence[ev.Event]) -> None:
     """Evolve events in order. Nothing but the last one's number and time stays of those, so they are set once."""
     if events:

@@ -20,6 +20,7 @@ from omnirelay.lakehouse import audit_sql, audit_sql_frames, audit_sql_gates, au
 from omnirelay.lakehouse.audit_plan import ShardPlan
 from omnirelay.lakehouse.audit_rules import FINDINGS_MAX, Finding, Opined
 from omnirelay.lakehouse.segment_files import SegmentFile, scan_of, segment_uri
+from omnirelay.lakehouse.sizing import PARTITIONS
 from omnirelay.segments.manifest import Entry, segment_key
 from omnirelay.segments.segment import format_of
 
@@ -28,6 +29,8 @@ _SHARDS: Final = (
     " begin_chain BINARY, end_ms BIGINT, leader BIGINT, shift_ms BIGINT"
 )
 _CHANGES: Final = ("OptionsChanged", "LeaderElected")
+_FEWER: Final = 16
+"""One part in so many of the partitions that all events take is enough for a row per piece, or per frame."""
 _read_options = msgspec.json.Decoder(QueueOptions).decode
 
 
@@ -96,7 +99,7 @@ class SqlOpinion:
         if not self._plans:
             return SqlResult([], {}, self._remarks)
         events = self._events()
-        pieces = audit_sql_pieces.pieces(events).persist()
+        pieces = self._together(audit_sql_pieces.pieces(events)).persist()
         frames: DataFrame | None = None
         try:
             known = self._known(pieces)
@@ -104,13 +107,14 @@ class SqlOpinion:
             self._report("sql: options and takeovers known")
             named = audit_sql_gates.gated(history)
             rows = audit_sql.followed(audit_sql.item_rows(events, known.kinds, named=named), shards)
-            frames = audit_sql.per_frame(rows).persist()
+            frames = self._together(audit_sql.per_frame(rows)).persist()
             totals = self._totals(frames)
             self._report("sql: items followed")
             found = [
                 audit_sql_frames.off_chain(events, shards, known.pieces),
-                audit_sql_frames.off_depth(frames, audit_sql_pieces.told_depth(pieces), shards),
-                audit_sql_gates.beyond_capacity(frames, shards, history),
+                audit_sql_frames.off_depth(
+                    frames, audit_sql_pieces.told_depth(pieces), shards, audit_sql_gates.room(history)
+                ),
                 *(audit_sql_gates.beyond_gates(rows, history) if named else ()),
             ]
             if known.span is not None:
@@ -138,6 +142,10 @@ class SqlOpinion:
             if self._cut(plan):
                 events = events.where((F.col("shard") != shard) | (F.col("sequence") <= plan.last))
         return events
+
+    def _together(self, rows: DataFrame) -> DataFrame:
+        """Few rows of many events in few partitions: what is kept stays in as many tasks as it was made by."""
+        return rows.coalesce(max(2, int(self._spark.conf.get(PARTITIONS) or 1) // _FEWER))
 
     def _uri(self, shard: str, entry: Entry) -> str:
         return self._staged.get(segment_key(shard, entry.name)) or segment_uri(self._address, shard, entry)

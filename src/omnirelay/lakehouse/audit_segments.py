@@ -24,7 +24,7 @@ from omnirelay.segments.manifest import Entry
 from omnirelay.segments.schema import FRAME_FIELDS
 from omnirelay.segments.segment import format_of
 
-_SLICE_EVENTS = 16_384
+_SLICE_EVENTS = 32_768
 _FRAME_COLUMNS = [field.name for field in FRAME_FIELDS]
 
 UNREADABLE = (ValueError, KeyError, TypeError, OSError, pa.ArrowException, LogDamaged)

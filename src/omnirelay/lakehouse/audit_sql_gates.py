@@ -157,30 +157,14 @@ def _named(rows: DataFrame, rule: str, what: Column) -> DataFrame:
 # -- capacity --------------------------------------------------------------------------------------
 
 
-def beyond_capacity(frames: DataFrame, shards: DataFrame, history: History) -> DataFrame:
-    """Frames behind which more items are live than there is room for, and that brought some of them."""
-    by_shard = Window.partitionBy("shard").orderBy("frame_first")
-    so_far = by_shard.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    more = F.col("more_pending") + F.col("more_leased")
-    room = _chosen(
+def room(history: History) -> Column:
+    """How many items may be live behind a frame."""
+    return _chosen(
         [
             (_room_within(shard, start, end), F.lit(options.items_max))
             for shard, start, end, options in _stretches(history)
         ],
         "bigint",
-    )
-    rows = (
-        frames.withColumn("live", F.sum(more).over(so_far))
-        .withColumn("room", room)
-        .join(F.broadcast(shards), "shard")
-        .where(F.col("whole") & (F.col("last_row") >= F.col("first")) & (more > 0) & (F.col("live") > F.col("room")))
-    )
-    return rows.select(
-        F.lit("limits").alias("rule"),
-        "shard",
-        F.col("last_row").alias("sequence"),
-        F.lit(None).cast("bigint").alias("item"),
-        F.concat(F.col("live"), F.lit(" items are live, there is room for "), F.col("room")).alias("what"),
     )
 
 

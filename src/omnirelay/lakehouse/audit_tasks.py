@@ -22,6 +22,7 @@ from omnirelay.lakehouse.audit_plan import ShardPlan
 from omnirelay.lakehouse.audit_replay import Replay
 from omnirelay.lakehouse.audit_rules import Findings, Opined, Replayed
 from omnirelay.lakehouse.audit_segments import SegmentCheck
+from omnirelay.lakehouse.waiting import waited
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.errors import ObjectMissing
@@ -63,7 +64,9 @@ class SegmentWork(msgspec.Struct, frozen=True):
         findings = Findings("files", plan.shard, plan.first, plan.last)
         check = SegmentCheck(findings, entry, plan.log_id, thorough=plan.looked_at(entry))
         try:
-            check.run(asyncio.run(self._fetched(plan.shard, entry)))
+            # In a thread of its own: a loop in the main thread tells what came of its work to a handler of signals,
+            # and all the bytes are spelled out for that.
+            check.run(waited(self._fetched(plan.shard, entry)))
         except _Replaced:
             return _encode(Opined.of(findings, usable=False, place=at, replaced=True))
         return _encode(Opined.of(findings, usable=check.usable, place=at))

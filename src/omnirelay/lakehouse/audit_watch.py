@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from omnirelay.core import events as ev
-from omnirelay.core.evolve import evolve
+from omnirelay.core.evolve import evolver_of
 from omnirelay.core.items import DEAD, DELAYED, LEASED, READY, STATE_NAMES, Item
 from omnirelay.core.state import State
 from omnirelay.lakehouse.audit_gates import Gates
@@ -54,21 +54,32 @@ class Watch:
             ev.OptionsChanged: self._options,
             ev.GenerationStarted: self._started,
         }
+        self._steps: dict[type[Any], tuple[Callable[[Any], bool] | None, Callable[[State, Any], None]]] = {}
+        """What is done with an event of a type: looked up once."""
         self._tight = True
         """Whether these events may come near the capacity; with room to spare nobody has to ask with every item."""
 
     def replay(self, events: Sequence[ev.Event]) -> None:
         """Check and apply events, in order. Raises Impossible for one that passes, and cannot be applied."""
         state = self.state
-        checks = self._checks
+        steps = self._steps
         self._tight = state.live_count + len(events) > state.options.items_max
+        last: ev.Event | None = None
         for event in events:
-            check = checks.get(type(event))
+            kind = type(event)
+            try:
+                check, apply = steps[kind]
+            except KeyError:
+                check, apply = steps[kind] = self._checks.get(kind), evolver_of(kind)
             if check is None or check(event):
                 try:
-                    evolve(state, event)
+                    apply(state, event)
                 except (LookupError, AssertionError, AttributeError, TypeError, ValueError) as error:
                     raise Impossible(event, error) from error
+                last = event
+        if last is not None:
+            state.sequence = last.sequence_number
+            state.time = last.timestamp
 
     def _name(self, rule: str, event: ev.Event, item: int | None, what: str) -> None:
         self._findings.add(rule, event.sequence_number, f"{type(event).__name__}: {what}", item)

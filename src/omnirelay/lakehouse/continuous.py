@@ -2,7 +2,8 @@
 
 What passes by itself does not end them: another pipeline that was quicker, a store that does not answer for a while.
 It is told, and the next run goes on from the tables as they are then, a little later each time it happens again.
-Segments that were there and are away count as that, too; where none ever were, nobody waits for them.
+Segments that were there and are away count as that, too, whoever saw them: a run before, or a process before this one,
+as the tables tell. Where none ever were, nobody waits for them.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ def run_until_asked(
     *,
     seen: Callable[[Summary], None],
     hindered: Callable[[OmniRelayError, float], None],
+    known: Callable[[], bool] = lambda: False,
 ) -> Summary | None:
     """Run again and again. What the last run found; None when none came to its end before somebody asked.
 
     `seen` is given what each run found, `hindered` why one could not go on and in how many seconds the next one is.
+    `known` is asked whether there ever were segments, as long as no run has found any.
     Errors that do not pass are raised.
     """
     last: Summary | None = None
@@ -47,7 +50,7 @@ def run_until_asked(
         try:
             last = run()
         except OmniRelayError as error:
-            away = last is not None and error.code == NO_SEGMENTS
+            away = error.code == NO_SEGMENTS and (last is not None or known())
             if not away and error.status not in _PASSING:
                 raise
             hindrances += 1

@@ -169,6 +169,10 @@ class Pipeline:
             summary = self._take(plans, NOTHING)
         return self._followed(began, summary)
 
+    def holds_events(self) -> bool:
+        """Whether anything was ever taken in: then there were segments."""
+        return bool(self._held())
+
     def _held(self) -> Collection[str]:
         """The shards in bronze, as far as it tells: where it does not, making it anew is the remedy."""
         try:

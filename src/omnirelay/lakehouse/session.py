@@ -31,9 +31,11 @@ QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 LONG_RUN: Final = (
     "-XX:+UseParallelGC -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000"
     " -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+    " -XX:FreqInlineSize=80 -XX:InlineSmallCode=800 -XX:MaxInlineLevel=6"
 )
 """Flags for work of minutes, which full compilation pays for, but only of what is run ten times as often as Java would
-have it: Spark makes new code for every query, and compiling all of that took more than a third of the processors.
+have it, and with less of what is called put into what calls it: Spark makes new code for every query, and compiling all
+of that took more than a third of the processors.
 """
 
 _DELTA: Final = "io.delta.sql.DeltaSparkSessionExtension"

@@ -17,7 +17,7 @@ FEW_EVENTS: Final = 50_000
 """Up to so many events count as few, in the tables or new."""
 _PARTITION_EVENTS: Final = 250_000
 """About so many fit into the memory of one task while they are sorted."""
-_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _PARTITIONS_MAX: Final = 2_000
 """Each costs something, however little is in it. More events than these hold take longer for each."""
 
@@ -25,7 +25,7 @@ _FOR_FEW: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
-    _PARTITIONS: "1",
+    PARTITIONS: "1",
     "spark.databricks.delta.snapshotPartitions": "1",
 }
 
@@ -44,7 +44,7 @@ class Sizing:
         """Whether they are few; the session is set for it, or for few new ones among many."""
         few = self._here and events <= self._few_events
         few_new = self._here and new is not None and new <= self._few_events
-        self._set(_FOR_FEW if few or few_new else {**self._given, _PARTITIONS: self._partitions(events)})
+        self._set(_FOR_FEW if few or few_new else {**self._given, PARTITIONS: self._partitions(events)})
         return few
 
     @contextmanager
@@ -65,4 +65,4 @@ class Sizing:
 
     def _partitions(self, events: int) -> str:
         """As many as were given, or more for a long log; Spark puts those together that turn out small."""
-        return str(max(int(self._given[_PARTITIONS] or 1), min(-(-events // _PARTITION_EVENTS), _PARTITIONS_MAX)))
+        return str(max(int(self._given[PARTITIONS] or 1), min(-(-events // _PARTITION_EVENTS), _PARTITIONS_MAX)))

@@ -104,7 +104,7 @@ _RUN_COLUMNS = (
     "frame_time",
 )
 
-_RUN_ROWS_LEAST = 16
+_RUN_ROWS_LEAST = 128
 """Where runs of one type are shorter, it is quicker to fill columns type by type and to bring the rows into order."""
 
 
@@ -155,22 +155,20 @@ class _Rows:
         return pa.array(rows, kind)
 
     def _columns_of_types(self, schema: pa.Schema) -> dict[str, pa.Array]:
-        runs = [(kind, list(run)) for kind, run in groupby(self.events, type)]
-        if len(runs) * _RUN_ROWS_LEAST <= len(self.events):
-            return _columns_of(runs)
-        groups: dict[type, list[int]] = {}
-        for row, event in enumerate(self.events):
-            try:
-                groups[type(event)].append(row)
-            except KeyError:
-                groups[type(event)] = [row]
-        order = [row for rows in groups.values() for row in rows]
-        place = [0] * len(order)
-        for at, row in enumerate(order):
-            place[row] = at
-        permutation = pa.array(place, pa.int32())
-        columns = _columns_of([(kind, [self.events[row] for row in rows]) for kind, rows in groups.items()])
-        return {name: column.take(permutation) for name, column in columns.items()}
+        count = sum(1 for _ in groupby(self.events, type))
+        if count * _RUN_ROWS_LEAST <= len(self.events):
+            return _columns_of([(kind, list(run)) for kind, run in groupby(self.events, type)])
+        kinds = [type(event) for event in self.events]
+        numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+        # Sorting keeps the order of those that are equal, and what sorts an order is what undoes it.
+        order = pc.array_sort_indices(pa.array([numbers[kind] for kind in kinds], pa.int32()))
+        permutation = pc.array_sort_indices(order)
+        by_type = groupby(map(self.events.__getitem__, order.to_pylist()), type)
+        columns = _columns_of([(kind, list(events)) for kind, events in by_type])
+        return {
+            name: column if column.null_count == len(column) else column.take(permutation)
+            for name, column in columns.items()
+        }
 
 
 def _columns_of(runs: Sequence[tuple[type, list[Any]]]) -> dict[str, pa.Array]:
