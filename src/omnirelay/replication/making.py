@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 def make(form: Form, commits: Commits) -> Made:
     """Blocking, and long for many events: call it in a thread, or have the workshop do it."""
-    types = dict(commits.types())
     if form == "lines":
-        return Made(form, commits.pieces(), types)
+        pieces = commits.pieces()
+        return Made(form, pieces, dict(commits.types()))
     if form == "rows":
         runs = runs_of(commits)
-        return Made(form, (), types) if runs is None else Made(form, (runs.text, runs.places), types, runs.runs)
+        types = dict(commits.types())
+        return Made(form, (), types) if runs is None else Made(form, (*runs.texts, runs.places), types, runs.runs)
     encode_frames = load_segments()
-    return Made(form, (encode_frames(commits.frames, form, commits.region),), types)
+    return Made(form, (encode_frames(commits.frames, form, commits.region),), dict(commits.types()))
 
 
 def load_segments() -> Callable[[Sequence[Frame], SegmentFormat, str | None], bytes]:
