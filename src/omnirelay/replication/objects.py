@@ -98,13 +98,15 @@ class SegmentSink:
         if not events:
             return
         made = None
+        is_read = isinstance(events, Commits)  # By the cursor, one frame behind the other.
         if isinstance(events, Commits):
             region, frames, made = events.region, list(events.frames), events.made
         else:
             region, frames = events[0].region, await in_thread(_frames_of, events)
         self._writer.region = region
+        encoded = made.parts[0] if made is not None and made.parts else None
         with _explained():
-            manifest = await self._writer.append(frames, made.parts[0] if made is not None and made.parts else None)
+            manifest = await self._writer.append(frames, encoded, linked=is_read)
         if manifest is not None:
             self._keeper.look(manifest)
 
