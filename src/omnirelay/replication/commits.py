@@ -133,9 +133,7 @@ class Commits(Sequence[ReplicatedEvent]):
             return uniform
         header = decode_header(frame.data)
         stored = header.events[skipped:]
-        return lines_of(
-            stored, shard=header.shard, region=self.region, pending=header.pending, active=header.active
-        )
+        return lines_of(stored, shard=header.shard, region=self.region, pending=header.pending, active=header.active)
 
     def pieces(self) -> Sequence[bytes]:
         """All documents as JSON, one line each with a line feed behind it, cut up between some of the frames.

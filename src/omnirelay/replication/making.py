@@ -20,10 +20,10 @@ def make(form: Form, commits: Commits) -> Made:
         types = dict(commits.types())
         return Made(form, (), types) if runs is None else Made(form, (*runs.texts, runs.places), types, runs.runs)
     segments = load_segments()
-    types: Counter[str] = Counter()
-    data = segments.encode_frames(commits.frames, form, commits.region, types)
+    counted: Counter[str] = Counter()
+    data = segments.encode_frames(commits.frames, form, commits.region, counted)
     # Not every format counts, and of the first frame there may be events that were delivered before.
-    return Made(form, (data,), dict(types if types.total() == len(commits) else commits.types()))
+    return Made(form, (data,), dict(counted if counted.total() == len(commits) else commits.types()))
 
 
 def load_segments() -> ModuleType:

@@ -107,7 +107,6 @@ _RUN_ROWS_LEAST = 16
 """Where runs of one type are shorter, it is quicker to fill columns type by type and to bring the rows into order."""
 
 
-
 _FLUSHED_ROWS = 1_024
 """So many are made columns of at once: while they are few enough to be still in the processor's cache."""
 

@@ -48,9 +48,7 @@ def lines_of_frame(frame: Frame, region: str | None) -> bytes:
         lines = uniform.lines
     else:
         header = decode_header(frame.data)
-        lines = lines_of(
-            header.events, shard=header.shard, region=region, pending=header.pending, active=header.active
-        )
+        lines = lines_of(header.events, shard=header.shard, region=region, pending=header.pending, active=header.active)
     more = _encode({"frame": frame.data.decode(), "chain": frame.chain.hex()})
     first = lines.index(b"\n")
     return b"%b,%b%b" % (lines[: first - 1], more[1:], lines[first:])

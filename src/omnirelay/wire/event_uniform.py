@@ -6,9 +6,9 @@ Everything that readers get otherwise than it is stored is then the same in all 
     …,"sequenceNumber":8,"timestamp":5},{"eventType":"Completed",…
     …,"sequenceNumber":8,"timestamp":"1970-…","schemaVersion":1,"metadata":{…}}⏎{"eventType":"Completed",…
 
-So one replacement makes all lines of it. Counting proves that nothing was replaced that only looks like it: there are as
-many beginnings of an event in the bytes as there are events, so none stands inside of another (the log writes the type
-first), and as many ends before a beginning as there have to be.
+So one replacement makes all lines of it. Counting proves that nothing was replaced that only looks like it: there are
+as many beginnings of an event in the bytes as there are events, so none stands inside of another (the log writes the
+type first), and as many ends before a beginning as there have to be.
 """
 
 from __future__ import annotations
