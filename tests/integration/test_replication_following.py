@@ -16,6 +16,7 @@ import pytest
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import InvalidArgument, Unavailable
 from omnirelay.replication.checkpoints import Checkpoint, Checkpoints
+from omnirelay.replication.courtesy import Courtesy
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.files import FileSink
 from omnirelay.replication.following import Follower
@@ -70,10 +71,14 @@ class Rebuilding(Recorder):
 
 @asynccontextmanager
 async def following(
-    shard: Shard, sink: ReplicationSink, checkpoints: Checkpoints | None = None, settings: FollowSettings = QUICK
+    shard: Shard,
+    sink: ReplicationSink,
+    checkpoints: Checkpoints | None = None,
+    settings: FollowSettings = QUICK,
+    courtesy: Courtesy | None = None,
 ) -> AsyncIterator[Follower]:
     own = Checkpoints(None) if checkpoints is None else checkpoints
-    follower = Follower("lake", sink, shard, own, settings)
+    follower = Follower("lake", sink, shard, own, settings, courtesy=courtesy)
     follower.start()
     try:
         yield follower

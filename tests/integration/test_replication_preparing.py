@@ -12,6 +12,7 @@ import pytest
 from omnirelay.errors import Unavailable
 from omnirelay.replication import following as following_module
 from omnirelay.replication.commits import Commits
+from omnirelay.replication.courtesy import Courtesy
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.files import FileSink
 from omnirelay.replication.objects import SegmentSink
@@ -78,6 +79,24 @@ async def test_what_comes_next_is_prepared_while_a_delivery_is_under_way() -> No
             sink.go_on.set()
             await caught_up(follower, shard)
         assert sink.came[1] is sink.prepared[0]
+        assert sink.taken == await log_of(shard)
+
+
+@pytest.mark.parametrize(("processors", "since_s", "ahead"), [(2, 0.5, False), (2, 1.5, True), (4, 0.5, True)])
+async def test_nothing_is_prepared_meanwhile_where_callers_need_the_processor(
+    processors: int, since_s: float, ahead: bool
+) -> None:
+    now = 100.0
+    async with memory_shard() as shard:
+        await work(shard)
+        sink = Preparing()
+        courtesy = Courtesy(lambda: now, among=processors)
+        async with following(shard, sink, settings=SMALL, courtesy=courtesy) as follower:
+            await enqueued(shard, *items(1))
+            now += since_s
+            sink.go_on.set()
+            await caught_up(follower, shard)
+        assert bool(sink.prepared) == ahead
         assert sink.taken == await log_of(shard)
 
 

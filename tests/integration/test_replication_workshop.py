@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from omnirelay.core.events import TimeAdvanced
+from omnirelay.errors import LogDamaged
 from omnirelay.log.frame import chain_of, encode_frame, genesis_chain
 from omnirelay.replication import workshop as workshop_module
 from omnirelay.replication.commits import Commits
@@ -176,7 +177,7 @@ async def test_bytes_that_are_no_frame_are_refused_here_and_by_name() -> None:
     commits = some_commits()
     broken = msgspec.structs.replace(commits.frames[0], data=b"{}")
     async with working() as workshop:
-        with pytest.raises(msgspec.ValidationError):
+        with pytest.raises(LogDamaged):
             await soon(workshop.make("rows", Commits([broken], "eu", 0)))
 
 

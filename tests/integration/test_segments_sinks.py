@@ -182,6 +182,29 @@ async def test_an_object_of_another_event_is_not_taken_for_it(tmp_path: Path) ->
         await sink.apply([msgspec.structs.replace(event, data=data)])
 
 
+@pytest.mark.parametrize("lost", [1, 2, 40])
+async def test_objects_that_a_restored_log_does_not_have_are_noticed(tmp_path: Path, lost: int) -> None:
+    """A log that was restored into a new directory has no checkpoint: all that it has left is delivered again."""
+    before = made_events(45)[:45]
+    sink = ObjectPerEventSink(str(tmp_path))
+    await sink.open(SHARD)
+    await sink.apply(before)
+    await sink.close()
+    kept = 45 - lost
+    goes_on = made_event(1 << 33, previous=kept, event_type="GenerationStarted")
+    restored = ObjectPerEventSink(str(tmp_path))
+    await restored.open(SHARD)
+    await restored.apply(before[:kept])
+    with pytest.raises(SinkUnusable, match=f"{kept + 1:020d}.json .* does not have: it goes on with {1 << 33}"):
+        await restored.apply([goes_on])
+    for path in (tmp_path / SHARD).iterdir():
+        if int(path.stem) > kept:
+            path.unlink()
+    await restored.apply([goes_on])
+    await restored.close()
+    assert (tmp_path / SHARD / f"{1 << 33:020d}.json").exists()
+
+
 async def test_a_store_that_cannot_be_used_is_an_unusable_sink(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for sink in (SegmentSink(str(tmp_path / "file" / "x")), ObjectPerEventSink("gopher://x")):

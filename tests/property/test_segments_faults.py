@@ -9,11 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnirelay.errors import Unavailable
+from omnirelay.errors import LogDamaged, Unavailable
 from omnirelay.log.base import Frame
 from omnirelay.segments.archive import VERSIONS_KEPT, Archive
 from omnirelay.segments.errors import SegmentsFenced
@@ -335,3 +336,22 @@ def test_what_is_left_after_retention_is_the_end_of_the_log(ages: list[int], ret
 
     with quick_directory() as directory:
         asyncio.run(play(directory))
+
+
+async def test_frames_that_a_log_has_checked_still_have_to_continue_what_is_there(memory: Path) -> None:
+    """And of others every single one is checked."""
+    store = LocalObjectStore(memory)
+    log, forked = log_of(1, 2, 1), log_of(1)
+    forked.commit(2, time_ms=7)
+    forked.commit(1, time_ms=8)
+    await writer_on(store).append(log.frames[:2], linked=True)
+    with pytest.raises(SegmentsFenced):
+        await writer_on(store).append(forked.frames[2:], linked=True)
+    altered = msgspec.structs.replace(log.frames[2], chain=bytes(32))
+    with pytest.raises(SegmentsFenced):
+        await writer_on(store).append([altered], linked=True)
+    other = LocalObjectStore(memory / "other")
+    with pytest.raises(LogDamaged):
+        await writer_on(other).append([*log.frames[:2], altered])
+    await writer_on(store).append(log.frames[2:], linked=True)
+    assert await held(store) == log.frames

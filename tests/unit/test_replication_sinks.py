@@ -616,6 +616,42 @@ async def test_texts_are_the_same_in_files_of_any_encoding(tmp_path: Path, encod
     assert [row[0].encode() for row in rows_of(tmp_path, "event_json")] == [event.json() for event in commits]
 
 
+@pytest.mark.parametrize("page_bytes", [4_096, 16_384])
+async def test_a_file_of_an_earlier_version_is_gone_on_with(tmp_path: Path, page_bytes: int) -> None:
+    """They had smaller pages, which a file keeps for good."""
+    event = {"eventType": "TimeAdvanced", "timestamp": 5}
+    commits = Commits([frame_of(*({**event, "sequenceNumber": at} for at in range(1, 41)))], "eu", 0)
+    half = [
+        (each.sequence, EVENT_NUMBERS["TimeAdvanced"], "1970-01-01T00:00:00.005+00:00", None, each.json().decode())
+        for each in commits
+    ][:20]
+    database = sqlite3.connect(tmp_path / f"{SHARD}.db", isolation_level=None)
+    database.execute(f"pragma page_size = {page_bytes}")
+    database.execute("pragma journal_mode = wal")
+    database.execute(
+        f'create table "{TABLE}" (sequence_number integer primary key, event_type integer not null,'
+        " timestamp text not null, peer_id text, event_json text not null)"
+    )
+    database.execute(f'create index "IX_{TABLE}_EventType" on "{TABLE}" (event_type)')
+    database.execute(
+        "create table OmniRelayOwners (table_name text primary key, shard text not null, log_id text not null)"
+        " without rowid"
+    )
+    database.execute("insert into OmniRelayOwners values (?, ?, ?)", (TABLE.lower(), SHARD, "log"))
+    database.executemany(f'insert into "{TABLE}" values (?, ?, ?, ?, ?)', half)
+    database.close()
+    sink = SqliteSink(tmp_path)
+    sink.of_log("log")
+    assert await sink.open(SHARD) == 20
+    await sink.prepare(commits)  # All of it, as after a reset: what is there is recognised.
+    await sink.apply(commits)
+    await sink.close()
+    assert [row[0].encode() for row in rows_of(tmp_path, "event_json")] == [each.json() for each in commits]
+    connection = sqlite3.connect(tmp_path / f"{SHARD}.db")
+    assert connection.execute("pragma page_size").fetchall() == [(page_bytes,)]
+    connection.close()
+
+
 async def test_rows_that_a_table_refuses_are_not_passed_over(tmp_path: Path) -> None:
     sink = with_table(tmp_path, f"{_OURS}, peer_id text, unique (event_type)")
     await sink.open(SHARD)

@@ -20,6 +20,7 @@ from omnirelay.log.frame import decode_header
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.made import Made
 from omnirelay.wire.event_text import lines_of
+from omnirelay.wire.event_uniform import Uniform, uniform_of
 
 PIECE_BYTES: Final = 512 * 1024
 """Of text that is worked on at a stretch, but for commits that have more."""
@@ -57,13 +58,13 @@ class Commits(Sequence[ReplicatedEvent]):
         self.made: Made | None = None
         """What their sink writes, once it is made."""
         self._skipped = self._count_skipped()
-        self._pieces: Sequence[bytes] | None = None
+        self._parts: list[bytes | Uniform] | None = None
 
     def _count_skipped(self) -> int:
         if not self.frames or self.frames[0].first > self.after:
             return 0
         first = self.frames[0]
-        if _is_contiguous(first):
+        if is_contiguous(first):
             return self.after - first.first + 1
         return sum(tag.sequence_number <= self.after for tag in _read_tags(first.data).events)
 
@@ -78,7 +79,7 @@ class Commits(Sequence[ReplicatedEvent]):
     def first(self) -> int:
         """The number of the first event."""
         frame = self.frames[0]
-        if not self._skipped or _is_contiguous(frame):
+        if not self._skipped or is_contiguous(frame):
             return frame.first + self._skipped
         return self.tags[0].sequence_number
 
@@ -103,55 +104,60 @@ class Commits(Sequence[ReplicatedEvent]):
         counts[0] -= self._skipped
         return counts
 
+    def tags_of(self, at: int) -> list[Tag]:
+        """Those of one frame."""
+        return _read_tags(self.frames[at].data).events[0 if at else self._skipped :]
+
     def types(self) -> Counter[str]:
         """How many events of each type."""
         if self.made is not None:
             return Counter(self.made.types)
         types: Counter[str] = Counter()
-        for frame, count in zip(self.frames, self.counts(), strict=True):
-            # Most commits are of one type, and to count is far quicker than to read.
-            begins = _BEGINNING.search(frame.data)
-            # Whatever begins like an event is one, and all are of this type; else one may stand inside of another.
-            if begins is None or {frame.data.count(each) for each in (_ANY_BEGINNING, begins[0])} != {frame.count}:
-                return Counter(map(_TYPE, self.tags))
-            types[begins[1].decode()] += count
+        parts: Sequence[bytes | Uniform | None] = self._parts or [None] * len(self.frames)
+        for at, (frame, count, part) in enumerate(zip(self.frames, self.counts(), parts, strict=True)):
+            event_type = part.event_type if isinstance(part, Uniform) else _only_type(frame)
+            types.update(map(_TYPE, self.tags_of(at)) if event_type is None else {event_type: count})
         return types
 
+    def parts(self) -> Sequence[bytes | Uniform]:
+        """The documents of one frame after the other as JSON, one line each with a line feed behind it."""
+        # Not a cached property: those of all objects wait for one lock.
+        if self._parts is None:
+            self._parts = [self._part(at) for at in range(len(self.frames))]
+        return self._parts
+
+    def _part(self, at: int) -> bytes | Uniform:
+        frame, skipped = self.frames[at], 0 if at else self._skipped
+        uniform = None if skipped else uniform_of(frame.data, frame.count, self.region)
+        if uniform is not None:
+            return uniform
+        header = decode_header(frame.data)
+        stored = header.events[skipped:]
+        return lines_of(stored, shard=header.shard, region=self.region, pending=header.pending, active=header.active)
+
     def pieces(self) -> Sequence[bytes]:
-        """The documents as JSON, one line each with a line feed behind it, cut up behind some of the lines.
+        """All documents as JSON, one line each with a line feed behind it, cut up between some of the frames.
 
         Whatever is done with all of a long text at once is done with the interpreter lock held, and callers of the node
         wait for it.
         """
-        # Not a cached property: those of all objects wait for one lock.
         if self.made is not None and self.made.form == "lines":
             return self.made.parts
-        if self._pieces is None:
-            self._pieces = list(self._make_pieces())
-        return self._pieces
+        return [piece for piece, _ in self.pieces_of_frames()]
 
-    def _make_pieces(self) -> Iterator[bytes]:
-        parts: list[bytes] = []
+    def pieces_of_frames(self) -> Iterator[tuple[bytes, int]]:
+        """The same pieces, each with the number of frames that it has the events of."""
+        gathered: list[bytes] = []
         size = 0
-        skipped = self._skipped
-        for frame in self.frames:
-            header = decode_header(frame.data)
-            stored = header.events[skipped:] if skipped else header.events
-            skipped = 0
-            part = lines_of(
-                stored,
-                shard=header.shard,
-                region=self.region,
-                pending=header.pending,
-                active=header.active,
-            )
-            parts.append(part)
-            size += len(part)
+        for part in self.parts():
+            lines = part.lines if isinstance(part, Uniform) else part
+            gathered.append(lines)
+            size += len(lines)
             if size >= PIECE_BYTES:
-                yield parts[0] if len(parts) == 1 else b"".join(parts)
-                parts, size = [], 0
-        if parts:
-            yield b"".join(parts)
+                yield gathered[0] if len(gathered) == 1 else b"".join(gathered), len(gathered)
+                gathered, size = [], 0
+        if gathered:
+            yield b"".join(gathered), len(gathered)
 
     # -- as events -------------------------------------------------------------------------------
 
@@ -178,6 +184,18 @@ class Commits(Sequence[ReplicatedEvent]):
         return events
 
 
-def _is_contiguous(frame: Frame) -> bool:
+def _only_type(frame: Frame) -> str | None:
+    """The type of all events; None when there are several, or when it takes more than counting to tell.
+
+    Most commits are of one type, and to count is far quicker than to read.
+    """
+    begins = _BEGINNING.search(frame.data)
+    # Whatever begins like an event is one, and all are of this type; else one may stand inside of another.
+    if begins is None or {frame.data.count(each) for each in (_ANY_BEGINNING, begins[0])} != {frame.count}:
+        return None
+    return begins[1].decode()
+
+
+def is_contiguous(frame: Frame) -> bool:
     """Numbers jump within a frame only where a generation starts."""
     return frame.count == frame.last - frame.first + 1

@@ -13,6 +13,7 @@ import msgspec
 from omnirelay.errors import OmniRelayError, Unavailable
 from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.commits import Commits
+from omnirelay.replication.courtesy import Courtesy
 from omnirelay.replication.cursor import LogCursor
 from omnirelay.replication.done import Done
 from omnirelay.replication.events import ReplicatedEvent
@@ -53,6 +54,7 @@ class Delivery:
         cursor: LogCursor,
         checkpoints: Checkpoints,
         settings: FollowSettings,
+        courtesy: Courtesy,
     ) -> None:
         self._name = name
         self._sink = sink
@@ -60,6 +62,7 @@ class Delivery:
         self._cursor = cursor
         self._checkpoints = checkpoints
         self._settings = settings
+        self._courtesy = courtesy
         self._refusals: Counter[int] = Counter()
         self._ahead: deque[_Ahead] = deque()
         self.parked = self._parked_newest = 0
@@ -152,11 +155,11 @@ class Delivery:
             await self._cursor.read_ahead(self._settings.batch_events, self._settings.batch_bytes)
 
     async def _read_commits_ahead(self, batch: Commits) -> None:
-        """Read the next commits and have the sink prepare them, unless company would still be waited for. Raises
-        nothing: whatever is wrong is there for the delivery, too.
+        """Read the next commits and have the sink prepare them, unless company would still be waited for, or callers
+        are about. Raises nothing: whatever is wrong is there for the delivery, too.
         """
         most, size = self._settings.batch_events, self._settings.batch_bytes
-        while len(self._ahead) < getattr(self._sink, "prepares_ahead", 1):
+        while len(self._ahead) < getattr(self._sink, "prepares_ahead", 1) and not self._courtesy.one_at_a_time:
             after = self._ahead[-1].commits.last if self._ahead else batch.last
             try:
                 commits = await self._cursor.read_commits(after, most, size)

@@ -13,7 +13,6 @@ import msgspec
 
 from omnirelay.log.base import Frame
 from omnirelay.log.frame import decode_header
-from omnirelay.wire.event_protobuf import to_protobuf
 from omnirelay.wire.event_text import texts_of
 from omnirelay.wire.events import document_of
 
@@ -44,6 +43,9 @@ class ReplicatedEvent(msgspec.Struct, frozen=True, gc=False):
 
     def protobuf(self) -> bytes:
         """The document as a protobuf message. Raises FailedPrecondition when the extra `protobuf` is not installed."""
+        # Few want it, and to set it up takes a tenth of the start of a helper process.
+        from omnirelay.wire.event_protobuf import to_protobuf
+
         return to_protobuf(self.json())
 
 

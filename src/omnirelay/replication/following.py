@@ -17,6 +17,7 @@ from typing import Final
 
 from omnirelay.errors import LogTrimmed
 from omnirelay.replication.checkpoints import Checkpoints
+from omnirelay.replication.courtesy import Courtesy
 from omnirelay.replication.cursor import LogCursor
 from omnirelay.replication.delivery import Delivery, is_being_cancelled
 from omnirelay.replication.health import SinkHealth, reason_of
@@ -51,6 +52,7 @@ class Follower:
         settings: FollowSettings,
         *,
         region: str = "local",
+        courtesy: Courtesy | None = None,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -70,13 +72,16 @@ class Follower:
         self._health = SinkHealth(name, self.shard_name, settings.stalled_after_ms)
         self._cursor = cursor = LogCursor(shard, region)
         self._standing = Standing(name, sink, shard, cursor, checkpoints)
-        self._delivery = Delivery(name, sink, shard, cursor, checkpoints, settings)
-        self._delivered = Delivered(asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time
+        self._courtesy = courtesy or Courtesy(now)
+        self._delivery = Delivery(name, sink, shard, cursor, checkpoints, settings, self._courtesy)
+        self._delivered = Delivered(now())
         self.requirement = Requirement(name, shard, settings, self._behind) if settings.required else None
         shard.add_event_listener(self._on_events)
 
     def _on_events(self, events: Sequence[Happened]) -> None:
         self._standing.distance.grow(events, self.checkpoint)
+        self._courtesy.called()
         self._pace.more()
         self._look_at_limits()
 

@@ -22,16 +22,19 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     start: int
     stop: int
     """Which rows of all these are."""
+    piece: int
+    """Which part their texts stand in."""
     begins: int
     ends: int
-    """Where their texts stand, in bytes."""
+    """Where in it, in bytes."""
 
 
 class Made(msgspec.Struct, gc=False):
     form: Form
     parts: Sequence[bytes]
-    """Lines: the text, cut up behind some of them. A segment: its bytes. Rows: the text of all lines, and the place of
-    every line in the text of its run, as 64 bits: where it begins (counted from 1) above, how long it is below.
+    """Lines: the text, cut up behind some of them. A segment: its bytes. Rows: the text of all lines, cut up too, and
+    last the place of every line in the text of its run, as 64 bits: how many bytes of other lines are before it above
+    (line feeds not counted), how long it is below.
     """
     types: dict[str, int]
     """How many events of each type."""

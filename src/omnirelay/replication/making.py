@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections import Counter
+from types import ModuleType
 
-from omnirelay.log.base import Frame
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.made import Form, Made
 from omnirelay.replication.runs import runs_of
 
-if TYPE_CHECKING:
-    from omnirelay.segments.segment import SegmentFormat
-
 
 def make(form: Form, commits: Commits) -> Made:
     """Blocking, and long for many events: call it in a thread, or have the workshop do it."""
-    types = dict(commits.types())
     if form == "lines":
-        return Made(form, commits.pieces(), types)
+        pieces = commits.pieces()
+        return Made(form, pieces, dict(commits.types()))
     if form == "rows":
         runs = runs_of(commits)
-        return Made(form, (), types) if runs is None else Made(form, (runs.text, runs.places), types, runs.runs)
-    encode_frames = load_segments()
-    return Made(form, (encode_frames(commits.frames, form, commits.region),), types)
+        types = dict(commits.types())
+        return Made(form, (), types) if runs is None else Made(form, (*runs.texts, runs.places), types, runs.runs)
+    segments = load_segments()
+    counted: Counter[str] = Counter()
+    data = segments.encode_frames(commits.frames, form, commits.region, counted)
+    # Not every format counts, and of the first frame there may be events that were delivered before.
+    return Made(form, (data,), dict(counted if counted.total() == len(commits) else commits.types()))
 
 
-def load_segments() -> Callable[[Sequence[Frame], SegmentFormat, str | None], bytes]:
+def load_segments() -> ModuleType:
     """What encodes them. Its libraries are not everybody's, and take a moment to be imported."""
-    from omnirelay.segments.segment import encode_frames
+    from omnirelay.segments import segment
 
-    return encode_frames
+    return segment

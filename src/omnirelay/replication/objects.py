@@ -22,7 +22,7 @@ from omnirelay.replication.settings import SEGMENT_BYTES
 from omnirelay.replication.sinks import SinkUnusable
 from omnirelay.replication.workshop import IN_THREAD, Maker
 from omnirelay.segments.connecting import connect
-from omnirelay.segments.errors import SegmentsDamaged, SegmentsFenced, SegmentStoreUnusable
+from omnirelay.segments.errors import ObjectMissing, SegmentsDamaged, SegmentsFenced, SegmentStoreUnusable
 from omnirelay.segments.store import ObjectStore
 
 with extra("segments"):
@@ -98,13 +98,15 @@ class SegmentSink:
         if not events:
             return
         made = None
+        is_read = isinstance(events, Commits)  # By the cursor, one frame behind the other.
         if isinstance(events, Commits):
             region, frames, made = events.region, list(events.frames), events.made
         else:
             region, frames = events[0].region, await in_thread(_frames_of, events)
         self._writer.region = region
+        encoded = made.parts[0] if made is not None and made.parts else None
         with _explained():
-            manifest = await self._writer.append(frames, made.parts[0] if made is not None and made.parts else None)
+            manifest = await self._writer.append(frames, encoded, linked=is_read)
         if manifest is not None:
             self._keeper.look(manifest)
 
@@ -141,6 +143,7 @@ class ObjectPerEventSink:
     """One JSON object per event, `{address}/{shard}/{20 digits}.json`, as readers of the older system know it.
 
     Created, never overwritten. It keeps no account of how far it is: finding that out would mean listing every event.
+    So a log that was restored from before its end is noticed where its numbers jump: there must be nothing between.
     """
 
     rebuilds_state = False
@@ -156,6 +159,9 @@ class ObjectPerEventSink:
         return None
 
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
+        for event in events:
+            if event.sequence > event.previous + 1:
+                await self._check_jump(event)
         # In rows, so that what a crash leaves has gaps only within the last row; that one comes again.
         for at in range(0, len(events), _AT_ONCE):
             with _explained():
@@ -166,9 +172,30 @@ class ObjectPerEventSink:
                     if isinstance(outcome, BaseException):
                         raise outcome
 
+    async def _check_jump(self, event: ReplicatedEvent) -> None:
+        """Raises SinkUnusable when there are events which the log of today never had."""
+        # As many as there may be gaps in what a crash left.
+        passed = range(event.previous + 1, min(event.sequence, event.previous + 1 + _AT_ONCE))
+        with _explained():
+            there = await asyncio.gather(*(self._is_there(_key(event.shard, sequence)) for sequence in passed))
+        if any(there):
+            raise SinkUnusable(
+                f"{_key(event.shard, passed[there.index(True)])} in {self._address} is an event that the log does not"
+                f" have: it goes on with {event.sequence} behind {event.previous}, because it was restored from before"
+                " its end; give the sink another place, or remove what is there behind that event, then resume"
+            )
+
+    async def _is_there(self, key: str) -> bool:
+        assert self._store is not None
+        try:
+            await self._store.get(key, 0, 1)
+        except ObjectMissing:
+            return False
+        return True
+
     async def _put(self, event: ReplicatedEvent) -> None:
         assert self._store is not None
-        key = f"{event.shard}/{event.sequence:020d}.json"
+        key = _key(event.shard, event.sequence)
         data = event.json()
         if await self._store.put_if_absent(key, data):
             return
@@ -181,6 +208,10 @@ class ObjectPerEventSink:
 
     async def close(self) -> None:
         self._store = None
+
+
+def _key(shard: str, sequence: int) -> str:
+    return f"{shard}/{sequence:020d}.json"
 
 
 def _identity(data: bytes) -> _Identity | None:

@@ -10,6 +10,7 @@ import msgspec
 from omnirelay.core.events import EVENT_NUMBERS
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent, json_of
+from omnirelay.wire.event_uniform import Uniform
 from omnirelay.wire.instants import instant
 
 Row = tuple[int, int, str, str | None, str]
@@ -47,9 +48,15 @@ def texts_of_commits(commits: Commits) -> list[str]:
 
 def peers_of_commits(commits: Commits) -> list[str | None]:
     """Who did it, event by event."""
-    if any(b'"peerId"' in frame.data for frame in commits.frames):
-        return [peer for piece in commits.pieces() for peer in _peers_of(piece.split(b"\n")[:-1])]
-    return [None] * len(commits)
+    peers: list[str | None] = []
+    for part, count in zip(commits.parts(), commits.counts(), strict=True):
+        peers += [part.peer] * count if isinstance(part, Uniform) else peers_of_lines(part)
+    return peers
+
+
+def peers_of_lines(lines: bytes) -> list[str | None]:
+    """The same for documents, with a line feed behind each."""
+    return _peers_of(lines.split(b"\n")[:-1])
 
 
 def peers_of(events: Sequence[ReplicatedEvent]) -> list[str | None]:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from omnirelay.core.events import EVENT_NUMBERS
-from omnirelay.replication.commits import Commits
+from omnirelay.replication.commits import Commits, is_contiguous
 from omnirelay.replication.made import Run
-from omnirelay.replication.rows import peers_of_commits
+from omnirelay.replication.rows import peers_of_lines
+from omnirelay.wire.event_uniform import Uniform
 from omnirelay.wire.instants import instant
 
 _ROWS_LEAST: Final = 8
@@ -25,7 +26,7 @@ _ROWS_LEAST: Final = 8
 
 
 class Runs(msgspec.Struct, frozen=True, gc=False):
-    text: bytes
+    texts: Sequence[bytes]
     places: bytes
     """Of every line in the text of its run; see `Made`."""
     runs: Sequence[Run]
@@ -35,60 +36,57 @@ def runs_of(commits: Commits) -> Runs | None:
     """All of their rows, the same that `rows_of` makes. None when they are too short to be worth it, or not to be
     described like this.
     """
-    tags = commits.tags
-    numbers = [tag.sequence_number for tag in tags]
-    alike, stops = _alike(commits)
-    spans = list(zip([0, *stops[:-1]], stops, strict=True))
-    if len(alike) * _ROWS_LEAST > len(tags) or any(_jumps(numbers[start:stop]) for start, stop in spans):
-        return None
-    text = b"".join(commits.pieces())
-    sizes = [len(line) for line in text.split(b"\n")[:-1]]
-    begins = list(accumulate([size + 1 for size in sizes], initial=0))
-    runs = [
-        Run(numbers[start], EVENT_NUMBERS.get(event_type, 0), instant(timestamp), peer, start, stop, *ends)
-        for (event_type, timestamp, peer), (start, stop) in zip(alike, spans, strict=True)
-        for ends in [(begins[start], begins[stop])]
-    ]
-    return Runs(text, _places(sizes, begins, runs), runs)
-
-
-_Alike: TypeAlias = tuple[str, int, str | None]
-"""Type, instant and peer."""
-
-
-def _alike(commits: Commits) -> tuple[list[_Alike], list[int]]:
-    """What one row after the other has in common, and behind which row that ends."""
-    tags, peers = commits.tags, peers_of_commits(commits)
-    types, timestamps = [tag.event_type for tag in tags], [tag.timestamp for tag in tags]
-    alike: list[_Alike] = []
-    stops: list[int] = []
+    runs: list[Run] = []
+    sizes: list[int] = []
+    before: list[int] = []
+    texts: list[bytes] = []
     at = 0
-    for count in commits.counts():
-        start, at = at, at + count
-        columns: tuple[list[Any], ...] = (types[start:at], timestamps[start:at], peers[start:at])
-        # Most commits are of one kind; to count is far quicker than to compare one by one.
-        if all(column.count(column[0]) == count for column in columns):
-            alike.append((types[start], timestamps[start], peers[start]))
-            stops.append(at)
-            continue
-        for key, group in groupby(zip(types[start:at], timestamps[start:at], peers[start:at], strict=True)):
-            alike.append(key)
-            stops.append((stops[-1] if stops else 0) + sum(1 for _ in group))
-    return alike, stops
+    for text, frames in commits.pieces_of_frames():
+        begins = 0
+        for frame in range(at, at + frames):
+            for alike, lengths in _runs_in(commits, frame):
+                if alike is None or len(runs) * _ROWS_LEAST > len(commits):
+                    return None
+                first, event_type, timestamp, peer = alike
+                start, stop, ends = len(sizes), len(sizes) + len(lengths), begins + sum(lengths) + len(lengths)
+                number = EVENT_NUMBERS.get(event_type, 0)
+                runs.append(Run(first, number, instant(timestamp), peer, start, stop, len(texts), begins, ends))
+                sizes += lengths
+                before += accumulate(lengths[:-1], initial=0)
+                begins = ends
+        at += frames
+        texts.append(text)
+    if len(runs) * _ROWS_LEAST > len(commits):
+        return None
+    return Runs(texts, _places(sizes, before), runs)
 
 
-def _jumps(numbers: list[int]) -> bool:
-    return numbers != list(range(numbers[0], numbers[0] + len(numbers)))
+_Alike: TypeAlias = tuple[int, str, int, str | None]
+"""The number of the first; type, instant and peer of all."""
 
 
-def _places(sizes: list[int], begins: list[int], runs: Sequence[Run]) -> bytes:
-    within = array("i")
-    for run in runs:
-        before = run.begins - 1  # SQL counts from 1.
-        within.extend([begin - before for begin in begins[run.start : run.stop]])
+def _runs_in(commits: Commits, at: int) -> Iterator[tuple[_Alike | None, list[int]]]:
+    """What rows of a frame have in common, and how long their texts are; None where their numbers jump."""
+    frame, part = commits.frames[at], commits.parts()[at]
+    if isinstance(part, Uniform) and is_contiguous(frame):
+        *sizes, _ = map(len, part.lines.split(b"\n"))
+        yield (frame.first, part.event_type, part.timestamp, part.peer), sizes
+        return
+    lines = part.lines if isinstance(part, Uniform) else part
+    *sizes, _ = map(len, lines.split(b"\n"))
+    tags, stop = commits.tags_of(at), 0
+    rows = zip([(tag.event_type, tag.timestamp) for tag in tags], peers_of_lines(lines), strict=True)
+    for ((event_type, timestamp), peer), group in groupby(rows):
+        start, stop = stop, stop + sum(1 for _ in group)
+        numbers = [tag.sequence_number for tag in tags[start:stop]]
+        counted = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        yield (numbers[0], event_type, timestamp, peer) if counted else None, sizes[start:stop]
+
+
+def _places(sizes: list[int], before: list[int]) -> bytes:
     # Two halves of 64 bits, as the processor has them in memory: quicker than a shift for each.
-    halves = array("i", bytes(within.itemsize * 2 * len(within)))
+    halves = array("i", bytes(array("i").itemsize * 2 * len(sizes)))
     low, high = (0, 1) if sys.byteorder == "little" else (1, 0)
     halves[low::2] = array("i", sizes)
-    halves[high::2] = within
+    halves[high::2] = array("i", before)
     return halves.tobytes()

@@ -24,8 +24,10 @@ class TableShape:
         # Nothing but an event that is there already is passed over. "or ignore" would hide whatever a table refuses.
         self._unless_there = "on conflict (sequence_number) do nothing"
         self.insert_run = (
-            # Cut out as bytes, which are found without counting characters.
-            f"{self._into} select ?1 + rowid - 1, ?2, ?3, ?4, cast(substr(?6, value >> 32, value & 0xffffffff) as text)"
+            # Cut out as bytes, which are found without counting characters. Before each line there is a line feed for
+            # every line before it, and places are counted from 1.
+            f"{self._into} select ?1 + rowid - 1, ?2, ?3, ?4,"
+            " cast(substr(?6, (value >> 32) + rowid, value & 0xffffffff) as text)"
             f" from carray(?5) where true {self._unless_there}"
         )
 

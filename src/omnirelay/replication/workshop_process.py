@@ -107,6 +107,8 @@ def main() -> None:
     tune_process()
     os.nice(_NICENESS)
     if sys.argv[2] in ("parquet", "jsonl"):
+        # Arrow imports it when it is there and needs it for nothing that is done here; it is half of Arrow's start.
+        sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
         load_segments()  # Before the first order comes, if it takes a moment.
     with suppress(BrokenPipeError):  # The node is gone before it got an answer.
         serve(Parcels(int(sys.argv[1])), sys.stdin.fileno(), sys.stdout.fileno())

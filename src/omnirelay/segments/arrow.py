@@ -7,27 +7,29 @@ permutation. Either is several times quicker than going event by event.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
+from operator import sub
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec.structs import astuple
 
 from omnirelay.core.events import NO_PROGRESS, Event
 from omnirelay.log.base import Frame
 from omnirelay.log.frame import FrameRecord, decode_header
 from omnirelay.segments.schema import FRAME_FIELDS, arrow_schema, own_columns
+from omnirelay.segments.strict import strict
 from omnirelay.segments.unknown import UnknownType, read_event
 from omnirelay.wire.event_schema import snake
 
 Row: TypeAlias = "Event | UnknownType"
 
-_read_record = msgspec.json.Decoder(FrameRecord).decode
-_read_events = msgspec.json.Decoder(list[Event]).decode
+_read_record = msgspec.json.Decoder(strict(FrameRecord)).decode
+_read_events = msgspec.json.Decoder(list[strict(Event)]).decode  # type: ignore[misc]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -49,47 +51,44 @@ class StoredEvent(Protocol):
 def to_arrow(events: Sequence[StoredEvent]) -> pa.RecordBatch:
     """Events as Arrow, in the schema of segments. Columns about frames are null: there are none here."""
     rows = _Rows()
-    text = b"[" + b",".join(event.data for event in events) + b"]"
-    decoded = _all_known(_read_events, text)
+    decoded = _all_known(_read_events, b"[" + b",".join(event.data for event in events) + b"]")
     if decoded is None:
-        for event in events:
-            rows.add_raw(event.data)
+        rows.add_raw([event.data for event in events])
     else:
-        rows.events += decoded
+        rows.add(decoded)
     for event in events:
         rows.close_run(1, (event.shard, event.region, event.pending, event.active, None, None, None, None, None))
     return rows.batch()
 
 
-def frames_to_arrow(frames: Sequence[Frame], region: str | None) -> pa.RecordBatch:
-    """Whole frames as Arrow. Raises LogDamaged for bytes that are no frame."""
+def frames_to_arrow(frames: Sequence[Frame], region: str | None, types: Counter[str] | None = None) -> pa.RecordBatch:
+    """Whole frames as Arrow. Raises LogDamaged for bytes that are no frame.
+
+    How many events of each type there are is added to `types`.
+    """
     rows = _Rows()
     for frame in frames:
-        record: FrameRecord | Any = _all_known(_read_record, frame.data)
+        rows.frames[rows.count] = frame
+        record: Any = _all_known(_read_record, frame.data)
         if record is None:
             record = decode_header(frame.data)
-            for raw in record.events:
-                rows.add_raw(bytes(raw))
+            rows.add_raw([bytes(raw) for raw in record.events])
         else:
-            rows.events += record.events
-        count = len(record.events)
-        rows.frames[len(rows.events) - count] = frame
+            rows.add(record.events)
         of_frame = (frame.first, frame.last, frame.epoch, frame.generation, frame.time_ms)
-        rows.close_run(count, (record.shard, region, record.pending, record.active, *of_frame))
-    return rows.batch()
+        rows.close_run(len(record.events), (record.shard, region, record.pending, record.active, *of_frame))
+    batch = rows.batch()
+    if types is not None:
+        types.update(rows.types)
+    return batch
 
 
 def _all_known(read: Callable[[bytes], Any], data: bytes) -> Any:
-    """Decoded into our own types, or None when they do not hold everything that stands there.
-
-    The log writes what these types encode to, so equal bytes mean that nothing was passed over. That is a tenth of
-    what looking at every field would cost.
-    """
+    """Decoded into our own types, or None when they do not hold everything that stands there."""
     try:
-        decoded = read(data)
+        return read(data)
     except msgspec.DecodeError:
         return None
-    return decoded if _encode(decoded) == data else None
 
 
 _RUN_COLUMNS = (
@@ -108,91 +107,154 @@ _RUN_ROWS_LEAST = 128
 """Where runs of one type are shorter, it is quicker to fill columns type by type and to bring the rows into order."""
 
 
+_FLUSHED_ROWS = 1_024
+"""So many are made columns of at once: while they are few enough to be still in the processor's cache."""
+
+
+class _Run(msgspec.Struct, frozen=True, gc=False):
+    """Columns of rows of one type, as far as the type has them."""
+
+    types: Sequence[str]
+    count: int
+    columns: dict[str, pa.Array]
+
+
 class _Rows:
     """Rows in order, gathered until a batch is made of them."""
 
     def __init__(self) -> None:
-        self.events: list[Row] = []
-        self.extras: dict[int, str] = {}
+        self.count = 0
         self.frames: dict[int, Frame] = {}
         """By the row of their first event."""
+        self.types: Counter[str] = Counter()
+        self._extras: dict[int, str] = {}
+        self._waiting: list[Row] = []
+        self._runs: list[_Run] = []
+        self._places: list[Sequence[int]] = []
+        """Where rows stand among those of the runs, for as many as were made columns of at once."""
+        self._in_order = True
+        self._flushed = 0
         self._ends: list[int] = []
-        self._runs: list[tuple[Any, ...]] = []
+        self._of_runs: list[tuple[Any, ...]] = []
 
-    def add_raw(self, raw: bytes) -> None:
-        event, extra = read_event(raw)
-        if extra is not None:
-            self.extras[len(self.events)] = extra
-        self.events.append(event)
+    def add(self, events: Sequence[Row]) -> None:
+        self._waiting += events
+        self.count += len(events)
+        if len(self._waiting) >= _FLUSHED_ROWS:
+            self._flush()
+
+    def add_raw(self, stored: Sequence[bytes]) -> None:
+        events = []
+        for at, raw in enumerate(stored, self.count):
+            event, extra = read_event(raw)
+            if extra is not None:
+                self._extras[at] = extra
+            events.append(event)
+        self.add(events)
 
     def close_run(self, count: int, run: tuple[Any, ...]) -> None:
         """The next `count` rows have the same values in the columns that a frame gives them."""
         end = count + (self._ends[-1] if self._ends else 0)
-        if self._runs and self._runs[-1] == run:
+        if self._of_runs and self._of_runs[-1] == run:
             self._ends[-1] = end
         else:
             self._ends.append(end)
-            self._runs.append(run)
+            self._of_runs.append(run)
 
     def batch(self) -> pa.RecordBatch:
+        self._flush()
         schema = arrow_schema()
-        columns = self._columns_of_types(schema)
-        ends = pa.array(self._ends, pa.int32())
+        columns = _joined(self._runs)
+        if not self._in_order:
+            permutation = pa.array(chain.from_iterable(self._places), pa.int32())
+            columns = {name: column.take(permutation) for name, column in columns.items()}
         for at, name in enumerate(_RUN_COLUMNS):
-            values = pa.array([run[at] for run in self._runs], schema.field(name).type)
-            columns[name] = pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, values))
-        columns["extra"] = self._sparse(self.extras, pa.string())
+            columns[name] = _spread([run[at] for run in self._of_runs], self._ends, schema.field(name).type)
+        columns["extra"] = self._sparse(self._extras, pa.string())
         columns["frame"] = self._sparse({row: frame.data for row, frame in self.frames.items()}, pa.binary())
         columns["chain"] = self._sparse({row: frame.chain for row, frame in self.frames.items()}, pa.binary())
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
     def _sparse(self, values: dict[int, Any], kind: pa.DataType) -> pa.Array:
-        if not values:
-            return pa.nulls(len(self.events), kind)
-        rows: list[Any] = [None] * len(self.events)
+        pieces, at = [], 0
         for row, value in values.items():
-            rows[row] = value
-        return pa.array(rows, kind)
+            pieces += [pa.nulls(row - at, kind), pa.array([value], kind)]
+            at = row + 1
+        return pa.concat_arrays([*pieces, pa.nulls(self.count - at, kind)])
 
-    def _columns_of_types(self, schema: pa.Schema) -> dict[str, pa.Array]:
-        count = sum(1 for _ in groupby(self.events, type))
-        if count * _RUN_ROWS_LEAST <= len(self.events):
-            return _columns_of([(kind, list(run)) for kind, run in groupby(self.events, type)])
-        kinds = [type(event) for event in self.events]
-        numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-        # Sorting keeps the order of those that are equal, and what sorts an order is what undoes it.
-        order = pc.array_sort_indices(pa.array([numbers[kind] for kind in kinds], pa.int32()))
-        permutation = pc.array_sort_indices(order)
-        by_type = groupby(map(self.events.__getitem__, order.to_pylist()), type)
-        columns = _columns_of([(kind, list(events)) for kind, events in by_type])
-        return {
-            name: column if column.null_count == len(column) else column.take(permutation)
-            for name, column in columns.items()
-        }
+    def _flush(self) -> None:
+        """Make columns of the rows that wait for it."""
+        events, self._waiting = self._waiting, []
+        if not events:
+            return
+        before = self._flushed
+        self._flushed += len(events)
+        kinds = list(map(type, events))
+        self._places.append(range(before, before + len(events)))
+        if kinds.count(kinds[0]) == len(kinds):
+            self._add_run(kinds[0], events)
+            return
+        runs = [(kind, list(run)) for kind, run in groupby(events, type)]
+        if len(runs) * _RUN_ROWS_LEAST > len(events):
+            groups: dict[type, list[int]] = {kind: [] for kind in kinds}
+            for row, kind in enumerate(kinds):
+                groups[kind].append(row)
+            places = [0] * len(events)
+            for at, row in enumerate(chain.from_iterable(groups.values()), before):
+                places[row] = at
+            self._places[-1] = places
+            self._in_order = False
+            runs = [(kind, [events[row] for row in rows]) for kind, rows in groups.items()]
+        for kind, of_kind in runs:
+            self._add_run(kind, of_kind)
+
+    def _add_run(self, kind: type, events: list[Any]) -> None:
+        types = [event.event_type for event in events] if kind is UnknownType else [kind.__name__]
+        self._runs.append(_Run(types, len(events), _filled(kind, events)))
+        self.types.update(types if kind is UnknownType else {kind.__name__: len(events)})
 
 
-def _columns_of(runs: Sequence[tuple[type, list[Any]]]) -> dict[str, pa.Array]:
-    """The columns that types have, of one run of each type after the other."""
-    filled = [_filled(kind, events) for kind, events in runs]
+def _spread(values: Sequence[Any], ends: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """Each value as often as it takes to the row where its run ends."""
+    if not ends:
+        return pa.nulls(0, kind)
+    if len(ends) * _RUN_ROWS_LEAST > ends[-1]:
+        runs = pa.RunEndEncodedArray.from_arrays(pa.array(ends, pa.int32()), pa.array(values, kind))
+        return _compute().run_end_decode(runs)
+    counts = map(sub, ends, (0, *ends))
+    return pa.concat_arrays([_repeated(value, count, kind) for value, count in zip(values, counts, strict=True)])
+
+
+def _repeated(value: Any, count: int, kind: pa.DataType) -> pa.Array:
+    return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
+
+
+def _compute() -> Any:
+    """Arrow's functions. Importing all of them takes as long as the rest of Arrow, and most segments need none."""
+    from pyarrow import compute
+
+    return compute
+
+
+def _joined(runs: Sequence[_Run]) -> dict[str, pa.Array]:
+    """The columns that types have, of one run after the other."""
     columns = {}
     for field in (*_IN_EVERY_EVENT, *(column for _, column in own_columns())):
         pieces, absent = [], 0
-        for (_, events), of_run in zip(runs, filled, strict=True):
-            values = of_run.get(field.name)
+        for run in runs:
+            values = run.columns.get(field.name)
             if values is None:
-                absent += len(events)
+                absent += run.count
                 continue
             pieces += [pa.nulls(absent, field.type), values] if absent else [values]
             absent = 0
         columns[field.name] = pa.concat_arrays([*pieces, pa.nulls(absent, field.type)])
-    names = [
-        pa.array([event.event_type for event in events])
-        if kind is UnknownType
-        else pa.repeat(pa.scalar(kind.__name__), len(events))
-        for kind, events in runs
-    ]
-    columns["event_type"] = pa.concat_arrays(names) if names else pa.nulls(0, pa.string())
+    names = [_repeated(run.types[0], run.count, _TEXT) if len(run.types) == 1 else pa.array(run.types) for run in runs]
+    columns["event_type"] = pa.concat_arrays([*names, pa.nulls(0, _TEXT)])
     return columns
+
+
+_TEXT = pa.string()
 
 
 def _filled(kind: type, events: list[Any]) -> dict[str, pa.Array]:
@@ -235,7 +297,7 @@ def _array(values: Sequence[Any], kind: pa.DataType, is_plain: bool) -> pa.Array
     # Much is the same in all events of a call, and most is not there.
     if first is values[-1] and values.count(first) == len(values):
         value = first if is_plain else _as_json(first)
-        return pa.nulls(len(values), kind) if value is None else pa.repeat(pa.scalar(value, kind), len(values))
+        return _repeated(value, len(values), kind)
     return pa.array(values if is_plain else [_as_json(value) for value in values], kind)
 
 
@@ -251,7 +313,7 @@ _FRAME_COLUMNS = [field.name for field in FRAME_FIELDS]
 def frames_of_arrow(table: pa.Table) -> list[Frame]:
     """The frames of a segment; the number of events of each is the number of its rows."""
     columns = table.select(_FRAME_COLUMNS).combine_chunks()
-    starts = pc.indices_nonzero(pc.is_valid(columns["frame"]))
+    starts = _compute().indices_nonzero(columns["frame"].is_valid())
     rows = columns.take(starts)
     at = starts.to_pylist()
     values = [rows[name].cast(pa.int64()) if name == "frame_time" else rows[name] for name in _FRAME_COLUMNS]

@@ -16,6 +16,7 @@ from omnirelay.errors import LogDamaged
 from omnirelay.log.base import Frame
 from omnirelay.log.frame import decode_header
 from omnirelay.wire.event_text import lines_of
+from omnirelay.wire.event_uniform import uniform_of
 
 _CODEC: Final = "zstd"
 _encode = msgspec.json.Encoder().encode
@@ -42,14 +43,12 @@ def encode_lines(frames: Sequence[Frame], region: str | None) -> bytes:
 
 def lines_of_frame(frame: Frame, region: str | None) -> bytes:
     """One line per event, each with its line feed."""
-    header = decode_header(frame.data)
-    lines = lines_of(
-        header.events,
-        shard=header.shard,
-        region=region,
-        pending=header.pending,
-        active=header.active,
-    )
+    uniform = uniform_of(frame.data, frame.count, region)
+    if uniform is not None:
+        lines = uniform.lines
+    else:
+        header = decode_header(frame.data)
+        lines = lines_of(header.events, shard=header.shard, region=region, pending=header.pending, active=header.active)
     more = _encode({"frame": frame.data.decode(), "chain": frame.chain.hex()})
     first = lines.index(b"\n")
     return b"%b,%b%b" % (lines[: first - 1], more[1:], lines[first:])

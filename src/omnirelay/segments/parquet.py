@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -20,9 +21,9 @@ _LEVEL: Final = 1
 """Higher ones take twice the time for a few per cent."""
 
 
-def encode_parquet(frames: Sequence[Frame], region: str | None) -> bytes:
-    """Blocking and long: call it in a thread."""
-    return encode_table(pa.Table.from_batches([frames_to_arrow(slice_, region) for slice_ in _slices(frames)]))
+def encode_parquet(frames: Sequence[Frame], region: str | None, types: Counter[str] | None = None) -> bytes:
+    """How many events of each type there are is added to `types`. Blocking and long: call it in a thread."""
+    return encode_table(pa.Table.from_batches([frames_to_arrow(slice_, region, types) for slice_ in _slices(frames)]))
 
 
 def _slices(frames: Sequence[Frame]) -> Iterator[Sequence[Frame]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -27,10 +28,6 @@ SegmentFormat: TypeAlias = Literal["parquet", "jsonl"]
 FORMATS: Final[tuple[SegmentFormat, ...]] = get_args(SegmentFormat)
 
 _EXTENSIONS: Final[dict[SegmentFormat, str]] = {"parquet": ".parquet", "jsonl": ".jsonl.zst"}
-_ENCODERS: Final[dict[SegmentFormat, Callable[[Sequence[Frame], str | None], bytes]]] = {
-    "parquet": encode_parquet,
-    "jsonl": encode_lines,
-}
 _DECODERS: Final[dict[SegmentFormat, Callable[[bytes], list[Frame]]]] = {
     "parquet": decode_parquet,
     "jsonl": decode_lines,
@@ -49,9 +46,14 @@ def encode_segment(
     return entry_of(frames, before, kind, data), data
 
 
-def encode_frames(frames: Sequence[Frame], kind: SegmentFormat, region: str | None) -> bytes:
-    """The object of these frames. Blocking and long: call it in a thread."""
-    return _ENCODERS[kind](frames, region)
+def encode_frames(
+    frames: Sequence[Frame], kind: SegmentFormat, region: str | None, types: Counter[str] | None = None
+) -> bytes:
+    """The object of these frames. Blocking and long: call it in a thread.
+
+    How many events of each type there are is added to `types` by a format for which that is no work.
+    """
+    return encode_parquet(frames, region, types) if kind == "parquet" else encode_lines(frames, region)
 
 
 def entry_of(frames: Sequence[Frame], before: Before, kind: SegmentFormat, data: bytes) -> Entry:

@@ -39,25 +39,31 @@ class SegmentWriter:
         manifest = await self.archive.newest()
         return 0 if manifest is None else manifest.last
 
-    async def append(self, frames: Sequence[Frame], encoded: bytes | None = None) -> Manifest | None:
+    async def append(
+        self, frames: Sequence[Frame], encoded: bytes | None = None, *, linked: bool = False
+    ) -> Manifest | None:
         """Add what is new of these frames as one segment; they are listed and durable when it returns.
 
         `encoded` is what `encode_frames` makes of all of them in this kind and for this region, if that is there.
+        `linked`: they were read from a log just now, which has checked each against the one before it. To hash all of
+        them once more would tell nothing new; that the first continues what is there is checked in any case.
+
         Raises SegmentsFenced when they do not continue what is there, LogDamaged for frames that do not continue each
         other, Unavailable. After it raised, come again with the same frames.
         """
         manifest = await self.archive.newest()
         while wanted := await self._new(manifest, frames):
-            manifest = await self._extend(manifest, wanted, encoded if len(wanted) == len(frames) else None)
+            whole = encoded if len(wanted) == len(frames) else None
+            manifest = await self._extend(manifest, wanted, whole, 1 if linked else len(wanted))
         return manifest
 
     async def _extend(
-        self, manifest: Manifest | None, frames: Sequence[Frame], encoded: bytes | None
+        self, manifest: Manifest | None, frames: Sequence[Frame], encoded: bytes | None, to_check: int
     ) -> Manifest | None:
         """Write a segment and list it; the newest manifest, which has the segment unless somebody else was quicker."""
         shard = self.archive.shard
         log_id = await in_thread(_log_id, frames[0], shard)
-        before = await in_thread(_checked, shard, log_id, manifest, frames)
+        before = await in_thread(_checked, shard, log_id, manifest, frames[:to_check])
         if encoded is None:
             encoded = await in_thread(encode_frames, frames, self.kind, self.region)
         entry = await in_thread(entry_of, frames, before, self.kind, encoded)

@@ -68,26 +68,32 @@ def _lines_of(
     digits = text[text.rfind(b":") + 1 : -2]
     if not digits.isdigit():
         return None
-    stands, reads = _endings(int(digits), shard, region, pending, active)
+    stands, reads = endings_at(int(digits), shard, region, pending, active)
     # As many as there must be; one more would be a field that only looks like ours, further inside.
     deadlines = sum(map(text.count, _WITH_DEADLINE))
-    ended, text = _replaced(text, stands + b"\n", reads + b"\n")
+    ended, text = replaced(text, stands + b"\n", reads + b"\n")
     if ended != count:
         return None
+    dated = with_deadlines(text, deadlines)
+    return None if dated is None else dated[1:]
+
+
+def with_deadlines(text: bytes, count: int) -> bytes | None:
+    """With so many deadlines as readers get them; None when there are others, or more different ones than few."""
     for _ in range(_DEADLINES_MAX + 1):
         at = text.find(_DEADLINE)
         if at < 0:
-            return text[1:] if deadlines == 0 else None
+            return text if count == 0 else None
         member = text[at : text.find(b",", at) + 1]
         replacement = _member("expiresAt", int(digits)) if (digits := member[12:-1]).isdigit() else None
         if replacement is None or replacement[0] != member:
             return None
-        found, text = _replaced(text, *replacement)
-        deadlines -= found
+        found, text = replaced(text, *replacement)
+        count -= found
     return None
 
 
-def _replaced(text: bytes, stands: bytes, reads: bytes) -> tuple[int, bytes]:
+def replaced(text: bytes, stands: bytes, reads: bytes) -> tuple[int, bytes]:
     """How often it stood there, and the text that reads otherwise. What is read is never as long as what stands."""
     result = text.replace(stands, reads)
     return (len(result) - len(text)) // (len(reads) - len(stands)), result
@@ -118,7 +124,7 @@ def _texts_of(
             timestamp = outline.timestamp
             ending = endings.get(timestamp)
             if ending is None:
-                ending = endings[timestamp] = _endings(timestamp, shard, region, pending, active)
+                ending = endings[timestamp] = endings_at(timestamp, shard, region, pending, active)
             stands, reads = ending
             # The last member of the object, and so ours whatever is nested in others.
             if data.endswith(stands):
@@ -151,7 +157,7 @@ def _spliced(text: bytes, outline: Any, ending: bytes) -> bytes | None:
     return text + ending
 
 
-def _endings(
+def endings_at(
     timestamp: int, shard: str, region: str | None, pending: int | None, active: int | None
 ) -> tuple[bytes, bytes]:
     """How an event of that instant ends in the log, and how it ends for readers."""

@@ -1,0 +1,126 @@
+"""Commits whose events differ in little: their text for readers outside, without taking them apart.
+
+What many items went through in one call is one commit, and its events are of one type, one instant and one caller.
+Everything that readers get otherwise than it is stored is then the same in all of them, and stands at their ends:
+
+    …,"sequenceNumber":8,"timestamp":5},{"eventType":"Completed",…
+    …,"sequenceNumber":8,"timestamp":"1970-…","schemaVersion":1,"metadata":{…}}⏎{"eventType":"Completed",…
+
+So one replacement makes all lines of it. Counting proves that nothing was replaced that only looks like it: there are
+as many beginnings of an event in the bytes as there are events, so none stands inside of another (the log writes the
+type first), and as many ends before a beginning as there have to be.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from omnirelay.wire.event_text import endings_at, replaced, with_deadlines
+
+_HEAD: Final = re.compile(rb'\{"shard":[^{}]*,"events":\[(\{"eventType":"(\w+)",)')
+_TAIL: Final = re.compile(rb',"timestamp":(\d{1,15})\}\](?:,"pending":(\d+))?(?:,"active":(\d+))?\}\Z')
+_TAIL_BYTES: Final = 128
+_EVENTS: Final = b',"events":['
+_BEGINNING: Final = b'{"eventType":"'
+_NUMBER: Final = b',"sequenceNumber":'
+_PEER: Final = b',"peerId":'
+_PRINCIPAL: Final = b',"principal'
+"""Not only the name: there is also its thumbprint, which is more than this takes care of."""
+
+_MORE: Final = b"metadata|schemaVersion|progress|items|notBefore|enqueuedAt|until|downFrom|eventType"
+"""Names that make more of an event than its end read otherwise, or that hold what others wrote."""
+_WITH_DEADLINE: Final = frozenset({b"LeaseGranted", b"Heartbeat"})
+_UNUSUAL: Final = {
+    # The deadline of those that have one is replaced, too, where it is an instant of this century.
+    has_deadline: (
+        re.compile(rb',"(?:%b|peerId|principal|expiresAt%b)' % (_MORE, rest)),
+        re.compile(rb',"(?:%b|expiresAt%b)' % (_MORE, rest)),
+    )
+    for has_deadline, rest in ((True, rb'":[^1]'), (False, rb""))
+}
+"""With and without who did it."""
+
+
+class _Header(msgspec.Struct):
+    shard: str
+
+
+class _Caller(msgspec.Struct, rename="camel"):
+    peer_id: Any = None
+    principal: msgspec.Raw = msgspec.Raw(b"")
+
+
+_read_header = msgspec.json.Decoder(_Header).decode
+_read_caller = msgspec.json.Decoder(_Caller).decode
+
+
+class Uniform(msgspec.Struct, frozen=True, gc=False):
+    """All events of a commit: the same in everything but their numbers and what callers sent."""
+
+    event_type: str
+    timestamp: int
+    peer: str | None
+    lines: bytes
+    """One for each event, with a line feed behind it."""
+
+
+def uniform_of(data: bytes, count: int, region: str | None) -> Uniform | None:
+    """Of the stored bytes of a frame with so many events; None when they have to be looked at one by one."""
+    head = _HEAD.match(data)
+    tail = _TAIL.search(data, max(0, len(data) - _TAIL_BYTES))
+    if head is None or tail is None or b"\n" in data or data.count(_BEGINNING) != count:
+        return None
+    start, ends, kind = head.start(1), tail.start(), head[2]
+    plain, named = _UNUSUAL[kind in _WITH_DEADLINE]
+    found = plain.search(data, head.end() - 1, ends)
+    caller: _Caller | None = None
+    if found is not None:
+        if not found[0].startswith((_PEER[:-2], _PRINCIPAL)) or named.search(data, found.start(), ends):
+            return None
+        caller = _caller_of(data, start, ends, count)
+        if caller is None:
+            return None
+    timestamp, pending, active = (None if each is None else int(each) for each in tail.groups())
+    assert timestamp is not None
+    shard = _read_header(data[: start - len(_EVENTS)] + b"}").shard
+    stands, reads = endings_at(timestamp, shard, region, pending, active)
+    if caller is not None and bytes(caller.principal):
+        reads = b'%b,"rpc.principal":%b}}' % (reads[:-2], caller.principal)
+    begins = head[1]
+    separators, lines = replaced(data[start:ends], stands + b"," + begins, reads + b"\n" + begins)
+    if separators != count - 1:
+        return None
+    lines += reads + b"\n"
+    if kind in _WITH_DEADLINE:
+        dated = with_deadlines(lines, count)
+        if dated is None:
+            return None
+        lines = dated
+    peer = caller.peer_id if caller is not None and isinstance(caller.peer_id, str) else None
+    return Uniform(kind.decode(), timestamp, peer, lines)
+
+
+def _caller_of(data: bytes, start: int, ends: int, count: int) -> _Caller | None:
+    """Who did it, when that is the same for all events.
+
+    Both names stand among the last members of an event, directly before its number; a map that somebody else wrote may
+    have the same names, but no number there.
+    """
+    second = data.find(_BEGINNING, start + 1, ends)
+    first = data[start : ends if second < 0 else second]
+    number = first.rfind(_NUMBER)
+    places = {name: first.rfind(name, 0, number) for name in (_PEER, _PRINCIPAL)}
+    if number < 0 or first[places[_PRINCIPAL] :].startswith(_PRINCIPAL + b"T"):
+        return None
+    members = first[min([at for at in places.values() if at >= 0], default=number) : number]
+    counts = {_NUMBER: count, members + _NUMBER: count}
+    counts |= {name: count if at >= 0 else 0 for name, at in places.items()}
+    if any(data.count(each, start, ends) != times for each, times in counts.items()):
+        return None
+    try:
+        return _read_caller(b"{%b}" % members[1:])
+    except msgspec.DecodeError:
+        return None  # The names are further inside.
