@@ -1,25 +1,52 @@
-"""`why` taken at its word: what it names is undone, on a copy, and then the item has to be the next one.
+"""`why` taken at its word: what it names is undone, once, on a copy, and then the item has to be the next one.
 
-What is undone may bring up something new: behind a cancelled item of another key stands the next one, what a lease
-used frees others, and while time goes by they wake up. So `why` is asked again after each round; every round has to get
-on by one gate or one item. Where only pauses and its own key are in the way, nothing new may come up.
+How each gate is undone is said in `omnirelay.core.why` and in docs/gates/why.md, and done here with commands alone:
+
+    delay        AdvanceTime at the time it names
+    pause        ResumeScope
+    key          CancelItem for those ahead in the key, the last first; CompleteItem for the lease that holds it
+    limit        CompleteItem for every lease that counts in it
+    priority     whoever is next, again and again: CancelItem when it is of a lower class, else (it is the guard's
+                 grant) GrantLeases and CompleteItem
+    tenantShare  GrantLeases and CompleteItem when it is of the item's class, but of another lane
+    position     CancelItem when it is of the item's lane
+
+Who is next is what a copy grants, who is ahead in a key and which leases count is said by the model. The other way
+round: with one gate left out, the item is not next (`can_be_left_out`), apart from what `may_be_left_out` says.
 """
 
 from __future__ import annotations
 
-import msgspec
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 from omnirelay.core import commands as cmd
+from omnirelay.core import events as ev
 from omnirelay.core.answers import Gate
 from omnirelay.core.decide import apply
+from omnirelay.core.state import State
 from omnirelay.core.why import why
 from tests.property.comparing import through_snapshot
 from tests.property.gates_driver import WatchedShard, copied_ids
-from tests.property.gates_model import LIMIT_KINDS, Record
+from tests.property.gates_model import GatesModel, Record
 
-GATE_KINDS = 7
-AT_ONCE = {"pause", "key"}
-NO_LIMIT = 1 << 30
+IN_ORDER = ("priority", "tenantShare", "position")
+LIMIT_WORDS = {"type": "resource type", "tenant": "tenant", "key": "its key"}
+
+
+class Shard(Protocol):
+    """What is undone on: a `WatchedShard`, or something lighter."""
+
+    state: State
+    now: int
+
+    @property
+    def model(self) -> GatesModel: ...
+
+    def do(self, command: cmd.Command) -> Any: ...
+
+    def complete(self, sequence_id: int) -> Any: ...
 
 
 def check_next_has_no_gates(shard: WatchedShard) -> None:
@@ -55,97 +82,156 @@ def _check_key(shard: WatchedShard, item: Record, gates: list[Gate]) -> None:
         assert gate.held_by in [other["id"] for other in shard.model.of_same_key(item, "ready", "delayed", "leased")]
 
 
+class Step(NamedTuple):
+    """One thing that was done, and the gates it was done for."""
+
+    gates: list[str]
+    verb: str
+    what: Any
+    """An item, a scope or a time."""
+
+
 class Undoing:
-    def __init__(self, sequence_id: int, shard: WatchedShard, raise_limits: bool) -> None:
+    """The gates before an item, undone as `why` says they are: what they name, in the order of the steps here."""
+
+    def __init__(self, sequence_id: int, shard: Shard) -> None:
         self.shard = shard
         self.model = shard.model
+        self.asked_at = shard.now
         self.item = shard.model.items[sequence_id]
-        self.raise_limits = raise_limits
+        self.gates = list(why(shard.state, sequence_id, shard.now).gates)
+        self.steps: list[Step] = []
+        self.went = Counter[str]()
+        """Who went before the item, by the gate that has to count it."""
 
-    def gates(self) -> list[Gate]:
-        return list(why(self.shard.state, self.item["id"], self.shard.now).gates)
+    def undo(self) -> None:
+        for kind, undo in (("delay", self._wait), ("pause", self._resume), ("key", self._clear_key)):
+            for gate in self.gates:
+                if gate.gate == kind:
+                    undo(gate)
+        for lease, gates in sorted(self._leases().items()):
+            self._step(gates, "complete", lease)
+        while (found := next_of(self.shard))[0] != self.item["id"]:
+            self._let_go(*found)
 
-    def undo(self, gate: Gate) -> None:
-        {
-            "delay": self._wait,
-            "pause": self._resume,
-            "key": self._free_key,
-            "limit": self._make_room,
-            "priority": self._clear_lower_classes,
-            "tenantShare": self._clear_other_lanes,
-            "position": self._clear_own_lane,
-        }[gate.gate](gate)
+    def check_next(self) -> None:
+        """What went before the item is what its gates counted."""
+        named = {gate.gate: gate.ahead for gate in self.gates if gate.gate in IN_ORDER}
+        assert dict(self.went) == named, f"{dict(self.went)} went before it: {self.gates}"
+
+    def _step(self, gates: list[str], verb: str, what: Any) -> None:
+        step = Step(gates, verb, what)
+        self.steps.append(step)
+        take(step, self.shard)
 
     def _wait(self, gate: Gate) -> None:
         assert gate.until is not None
-        self.shard.now = max(self.shard.now, gate.until)
-        self.shard.do(cmd.AdvanceTime())
+        self._step(["delay"], "wait", gate.until)
 
     def _resume(self, gate: Gate) -> None:
         for scope, pause in list(self.model.pauses.items()):
             if pause["reason"] == gate.reason:
-                self.shard.resume(scope)
+                self._step([name_of(gate)], "resume", scope)
 
-    def _free_key(self, gate: Gate) -> None:
-        """Whoever holds the key is done, and whoever comes before in it is no longer wanted."""
-        for other in self.model.of_same_key(self.item, "leased"):
-            self.shard.complete(other["id"])
-        for other in self.model.before_in_key(self.item):
-            self._cancel(other)
+    def _clear_key(self, gate: Gate) -> None:
+        if gate.ahead is not None:
+            before = self.model.before_in_key(self.item)
+            assert [other["id"] for other in before[:1]] == [gate.held_by]
+            assert len(before) == gate.ahead
+            for other in reversed(before):
+                self._step([name_of(gate)], "cancel", other["id"])
 
-    def _make_room(self, gate: Gate) -> None:
-        holder = self.model.items.get(gate.held_by or 0)
-        if holder is not None and holder["state"] != "leased":
-            self._cancel(holder)
-            return
-        for by in LIMIT_KINDS:
-            if (self.model.used(by, self.item), self.model.limit_of(by, self.item)) == (gate.used, gate.max):
-                self._lift_limit(by)
+    def _leases(self) -> dict[int, list[str]]:
+        """The leases that are in the way, and the gates that name them."""
+        found: dict[int, list[str]] = {}
+        for gate in self.gates:
+            for lease in self._leases_of(gate):
+                found.setdefault(lease["id"], []).append(name_of(gate))
+        return found
 
-    def _lift_limit(self, by: str) -> None:
-        if not self.raise_limits:
-            for other in self.model.leased_beside(by, self.item):
-                self.shard.complete(other["id"])
-            return
-        options = self.shard.state.options
-        raised = [msgspec.structs.replace(limit, max=NO_LIMIT) if limit.by == by else limit for limit in options.limits]
-        self.shard.do(cmd.ChangeOptions(msgspec.structs.replace(options, limits=raised)))
+    def _leases_of(self, gate: Gate) -> list[Record]:
+        if gate.gate == "key" and gate.ahead is None:
+            return [other for other in self.model.of_same_key(self.item, "leased") if other["id"] == gate.held_by]
+        if gate.gate == "limit":
+            [by] = [by for by, words in LIMIT_WORDS.items() if words in gate.message]
+            return self.model.leased_beside(by, self.item)
+        return []
 
-    def _clear_lower_classes(self, gate: Gate) -> None:
-        """Those that stand, and those that stand once they are gone; or the guard has its turn."""
-        if self.model.guard_may_step_in(self.shard.now):
-            self.shard.next_grant()
-            return
-        while before := [lane for lane in self.model.standing_lanes() if lane[0] < self.item["class"]]:
-            for lane in before:
-                self._cancel(self.model.standing_lanes().get(lane))
+    def _let_go(self, sequence_id: int | None, by_guard: bool) -> None:
+        """Whoever is next goes. Somebody has to be, and one that comes before the item."""
+        assert sequence_id is not None, f"nothing is next: {self.gates}"
+        own, other = self.item, self.model.items[sequence_id]
+        if other["class"] < own["class"]:
+            gate, verb = "priority", "cancel next"
+        elif self._lane(other) == self._lane(own):
+            gate, verb = "position", "cancel next"
+        elif other["class"] == own["class"]:
+            gate, verb = "tenantShare", "grant"
+        else:
+            assert by_guard, f"{sequence_id} of a higher class is next: {self.gates}"
+            gate, verb = "priority", "grant"
+        self._step([gate], verb, sequence_id)
+        self.went[gate] += 1
 
-    def _clear_other_lanes(self, gate: Gate) -> None:
-        own = self.model.lane(self.item)
-        while others := [lane for lane in self.model.standing_lanes() if lane[0] == own[0] and lane != own]:
-            for lane in others:
-                self._cancel(self.model.standing_lanes().get(lane))
+    def _lane(self, item: Record) -> tuple[int, str, str]:
+        return item["class"], item["type"], self.model.tenant(item)
 
-    def _clear_own_lane(self, gate: Gate) -> None:
-        own = self.model.lane(self.item)
-        while self.model.standing_lanes().get(own, self.item) is not self.item:
-            self._cancel(self.model.standing_lanes()[own])
+    def can_be_left_out(self, gate: Gate, shard: Shard) -> bool:
+        """Whether the item is next without this gate being undone, on a copy of what it was asked of."""
+        for step in self.steps:
+            if step.gates != [name_of(gate)]:
+                take(step, shard)
+        return bool(next_of(shard)[0] == self.item["id"])
 
-    def _cancel(self, item: Record | None) -> None:
-        if item is not None and item["state"] in ("ready", "delayed") and item is not self.item:
-            self.shard.do(cmd.CancelItem(item["id"]))
+    def may_be_left_out(self, gate: Gate) -> bool:
+        """Whether undoing the others may undo this one: it is over by then, or a lease it names ends for them, too."""
+        if gate.gate == "pause":
+            waited = [step.what for step in self.steps if step.verb == "wait"]
+            return gate.until is not None and bool(waited) and gate.until <= max(self.asked_at, *waited)
+        return any(len(step.gates) > 1 for step in self.steps if name_of(gate) in step.gates)
 
 
-def undo_the_gates_of(sequence_id: int, copy: WatchedShard, raise_limits: bool) -> None:
-    undoing = Undoing(sequence_id, copy, raise_limits)
-    rounds = GATE_KINDS + len(copy.model.items)
-    if {gate.gate for gate in undoing.gates()} <= AT_ONCE and not copy.state.options.limits:
-        rounds = 1
-    for _ in range(rounds):
-        for gate in undoing.gates():
-            # The gate before may have been the last that mattered; a grant would now take the item itself away.
-            if undoing.gates():
-                undoing.undo(gate)
-    copy.check()
-    assert not undoing.gates(), f"{rounds} rounds were not enough"
-    assert copy.next_grant() == sequence_id
+def name_of(gate: Gate) -> str:
+    return gate.message if gate.gate in ("key", "limit", "pause") else gate.gate
+
+
+def next_of(shard: Shard) -> tuple[int | None, bool]:
+    """Who would be granted, and whether by the guard: a copy says so."""
+    out: list[ev.Event] = []
+    apply(through_snapshot(shard.state), cmd.GrantLeases(), shard.now, shard.now, copied_ids(), out)
+    for event in out:
+        if isinstance(event, ev.LeaseGranted):
+            return event.ownership.sequence_id, event.guard
+    return None, False
+
+
+def take(step: Step, shard: Shard) -> None:
+    """As one command. Where a gate was left out, what the step is about may not be there, or not be next."""
+    states = [item["state"] for item in shard.model.having("ready", "delayed", "leased") if item["id"] == step.what]
+    if step.verb == "wait":
+        shard.now = max(shard.now, step.what)
+        shard.do(cmd.AdvanceTime())
+    elif step.verb == "resume":
+        shard.do(cmd.ResumeScope(*step.what))
+    elif step.verb == "complete" and states == ["leased"]:
+        shard.complete(step.what)
+    elif step.verb == "cancel" and states and states != ["leased"]:
+        shard.do(cmd.CancelItem(step.what))
+    elif step.verb in ("grant", "cancel next") and next_of(shard)[0] == step.what:
+        if step.verb == "grant":
+            shard.do(cmd.GrantLeases())
+            shard.complete(step.what)
+        else:
+            shard.do(cmd.CancelItem(step.what))
+
+
+def undo_the_gates_of(sequence_id: int, copied: Callable[[], Shard]) -> Undoing:
+    """All of them at once, and nothing is asked again; then all but one, for each of them."""
+    undoing = Undoing(sequence_id, copied())
+    undoing.undo()
+    undoing.check_next()
+    assert not why(undoing.shard.state, sequence_id, undoing.shard.now).gates
+    for gate in undoing.gates:
+        if not undoing.may_be_left_out(gate):
+            assert not undoing.can_be_left_out(gate, copied()), f"{gate} was not in the way: {undoing.gates}"
+    return undoing

@@ -11,7 +11,19 @@ from omnirelay.core.payload import Caller
 from omnirelay.core.why import why
 from omnirelay.errors import NotFound
 from tests.builders import Kernel, new_item
-from tests.gates import ENDS, SECOND, fill, gate, gate_names, gates, in_partition, of_tenant, pause, resume
+from tests.gates import (
+    ENDS,
+    SECOND,
+    fill,
+    gate,
+    gate_names,
+    gates,
+    grant_and_complete,
+    in_partition,
+    of_tenant,
+    pause,
+    resume,
+)
 
 MINUTE = 60 * SECOND
 OPERATOR = Caller(principal="operator")
@@ -346,6 +358,101 @@ def test_undoing_every_gate_that_is_named_makes_the_item_the_next() -> None:
         kernel.do(cmd.CancelItem(other))
     assert gates(kernel, item) == []
     assert kernel.lease_one().sequence_id == item
+
+
+def test_what_comes_up_behind_those_ahead_is_counted_with_them() -> None:
+    """Each of the three keys has a second item, which stands as soon as the first is gone."""
+    kernel = Kernel(QueueOptions(ordering="fifo"))
+    kernel.enqueue(*[new_item(name, priority=0) for name in ("a", "b", "c", "a", "b", "c")])
+    (item,) = kernel.enqueue(new_item("d", priority=9))
+    found = gate(kernel, item)
+    assert (found.gate, found.ahead) == ("priority", 6)
+
+
+def test_those_that_share_a_limit_and_go_first_once_it_is_free_are_named_with_it() -> None:
+    kernel = Kernel(QueueOptions(limits=[Limit(by="type", match="table", max=1)]))
+    kernel.enqueue(new_item("running"))
+    running = kernel.lease_one()
+    kernel.enqueue(new_item("urgent", priority=0), new_item("late"))
+    assert gate_names(kernel, 3) == ["limit", "priority"]
+    kernel.complete(running.token)
+    kernel.do(cmd.CancelItem(2))
+    assert gates(kernel, 3) == []
+
+
+def test_those_whose_delay_ends_no_later_are_named_with_the_delay() -> None:
+    kernel = Kernel()
+    kernel.enqueue(new_item("a", delay_ms=SECOND), new_item("b", delay_ms=2 * SECOND))
+    assert [(found.gate, found.ahead) for found in gates(kernel, 2)] == [("delay", None), ("position", 1)]
+    kernel.pass_time(2 * SECOND)
+    assert [(found.gate, found.ahead) for found in gates(kernel, 2)] == [("position", 1)]
+
+
+def test_a_delayed_one_of_the_key_that_wakes_first_comes_before_although_it_lets_others_pass() -> None:
+    kernel = Kernel(QueueOptions(ordering="fifo", fifo_head="pass"))
+    kernel.enqueue(new_item("a", delay_ms=SECOND), new_item("a", delay_ms=2 * SECOND))
+    found = [one for one in gates(kernel, 2) if one.gate == "key"]
+    assert [(one.held_by, one.ahead) for one in found] == [(1, 1)]
+
+
+def test_a_limit_that_only_one_behind_the_head_meets_is_named() -> None:
+    """The head of the lane fits. The one behind it does not, and would have the rest reserved before the last."""
+    kernel = Kernel(QueueOptions(limits=[Limit(by="tenant", max=5)]))
+    kernel.enqueue(of_tenant("x", "running", weight=3))
+    kernel.lease_one()
+    kernel.enqueue(of_tenant("x", "a"), of_tenant("x", "b", weight=5), of_tenant("x", "c"))
+    (found,) = limits_of(gates(kernel, 4))
+    assert (found.held_by, found.used, found.max) == (3, 3, 5)
+    assert [one.ahead for one in gates(kernel, 4) if one.gate == "position"] == [2]
+
+
+def test_every_lease_that_holds_a_key_is_named() -> None:
+    kernel = Kernel()
+    kernel.enqueue(new_item("a"), new_item("a"), new_item("a"))
+    kernel.lease(2)
+    kernel.do(cmd.ChangeOptions(QueueOptions(ordering="exclusive")))
+    assert sorted(one.held_by or 0 for one in gates(kernel, 3)) == [1, 2]
+
+
+def test_a_delayed_head_of_its_key_does_not_put_the_item_into_the_turns_before_it_goes() -> None:
+    """A tenant that comes in joins at the turn of the others, also when it was there long ago."""
+    kernel = Kernel(QueueOptions(ordering="fifo"))
+    kernel.enqueue(*[of_tenant("a", str(number)) for number in range(4)])
+    grant_and_complete(kernel, 2)
+    kernel.enqueue(of_tenant("b", "k", delay_ms=SECOND), of_tenant("b", "k"))
+    assert [(one.gate, one.ahead) for one in gates(kernel, 6)] == [("key", 1), ("tenantShare", 1)]
+    kernel.do(cmd.CancelItem(5))
+    assert [(one.gate, one.ahead) for one in gates(kernel, 6)] == [("tenantShare", 1)]
+
+
+def test_a_turn_is_counted_for_each_grant_that_it_takes() -> None:
+    kernel = Kernel(QueueOptions(tenant_weights={"a": 3}))
+    kernel.enqueue(*[of_tenant("a", str(number)) for number in range(9)], of_tenant("b", "x"), of_tenant("b", "y"))
+    assert [(one.gate, one.ahead) for one in gates(kernel, 10)] == [("tenantShare", 1)]
+    grant_and_complete(kernel, 2)
+    assert [(one.gate, one.ahead) for one in gates(kernel, 11)] == [("tenantShare", 3)]
+    granted = grant_and_complete(kernel, 4)
+    assert [lease.sequence_id for lease in granted][3] == 11
+
+
+def test_where_too_many_would_have_to_be_looked_at_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnirelay.core.why.STEPS_MAX", 5)
+    kernel = Kernel()
+    kernel.enqueue(*[of_tenant(f"t{number}") for number in range(9)])
+    found = gate(kernel, 9)
+    assert (found.gate, found.ahead) == ("tenantShare", 5)
+    assert "at least 5" in found.message
+    assert "at least" not in gate(kernel, 5).message
+
+
+def test_how_many_are_in_line_is_exact_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is held back by nothing and has nobody behind is not looked at one by one."""
+    monkeypatch.setattr("omnirelay.core.why.STEPS_MAX", 5)
+    kernel = Kernel(QueueOptions(ordering="fifo"))
+    fill(kernel, 100, priority=0, prefix="u")
+    fill(kernel, 100)
+    (item,) = kernel.enqueue(new_item("late"))
+    assert [(one.gate, one.ahead) for one in gates(kernel, item)] == [("priority", 100), ("position", 100)]
 
 
 def test_why_says_none_for_exactly_the_item_that_is_granted_next() -> None:

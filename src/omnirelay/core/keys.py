@@ -79,6 +79,12 @@ class Keys:
             return key
         return found
 
+    def has_line(self, item: Item) -> bool:
+        """Whether others wait in the key of an item that has it, or waits there itself."""
+        resource_type, name = self._names(item)
+        found = self._by_type.get(resource_type, {}).get(name)
+        return isinstance(found, Key) and found.live > (0 if found.standing is item else 1)
+
     def of(self, item: Item) -> Key | None:
         """The item's key, made when there is none; None when keys of that name hold nothing back."""
         resource_type, name = self._names(item)

@@ -41,7 +41,6 @@ class Schedule:
     __slots__ = (
         "_front",
         "_guard_every",
-        "_heaviest",
         "_lanes",
         "_loading",
         "_tenant_attribute",
@@ -50,6 +49,7 @@ class Schedule:
         "gated",
         "grants",
         "guard_at",
+        "heaviest",
         "keyed",
         "keys",
         "lanes_kept",
@@ -85,7 +85,8 @@ class Schedule:
         self._tenant_weights = options.tenant_weights
         self._tenant_lanes: dict[str, list[Lane]] = {}
         """The lanes of tenants that have a scope."""
-        self._heaviest = 1
+        self.heaviest = 1
+        """No item that ever stood here weighs more."""
         self._lanes = 0
         self.lanes_kept = LANES_KEPT
         self.sweep_at = LANES_KEPT
@@ -252,9 +253,9 @@ class Schedule:
         if of_tenant is not None:
             of_tenant.used += weight
         # Whoever has nothing left to offer leaves with its turn, unless limits have to be looked at first.
-        tenant_is_open = of_tenant is None or of_tenant.open_for(self._heaviest)
+        tenant_is_open = of_tenant is None or of_tenant.open_for(self.heaviest)
         turns.charge(lane, cost // lane.weight, not tenant_is_open or queue.live > 0)
-        type_is_open = tenant_is_open and (of_type is None or of_type.open_for(self._heaviest))
+        type_is_open = tenant_is_open and (of_type is None or of_type.open_for(self.heaviest))
         above.charge(share, cost, not type_is_open or turns.live > 0)
         if not queue.live:
             self._emptied(lane)
@@ -338,8 +339,8 @@ class Schedule:
         self._stand_in(lane or self._make_lane(item.priority, resource_type, tenant), item, now_ms)
 
     def _stand_in(self, lane: Lane, item: Item, now_ms: int) -> None:
-        if item.weight > self._heaviest:
-            self._heaviest = item.weight
+        if item.weight > self.heaviest:
+            self.heaviest = item.weight
         queue = lane.queue
         queue.push(item)
         if queue.live == 1:
@@ -395,7 +396,7 @@ class Schedule:
 
     def _settle_lane(self, lane: Lane, now_ms: int) -> None:
         scope = lane.scope
-        if scope is None or scope.open_for(self._heaviest):
+        if scope is None or scope.open_for(self.heaviest):
             self._set_lane(lane, lane.queue.live > 0)
             self._settle_share(lane.share, now_ms)
         else:
@@ -432,7 +433,7 @@ class Schedule:
 
     def _settle_share(self, share: Share, now_ms: int) -> None:
         scope = share.scope
-        if scope is None or scope.open_for(self._heaviest):
+        if scope is None or scope.open_for(self.heaviest):
             self._set_share(share, share.turns.live > 0, now_ms)
         else:
             self._settle_type(scope, now_ms)

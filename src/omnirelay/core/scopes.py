@@ -62,6 +62,9 @@ class Scopes:
         """The scope of a name, if there is one by now."""
         return self._scopes.get(name)
 
+    def all(self) -> list[Scope]:
+        return list(self._scopes.values())
+
     def use(self, name: str, weight: int) -> None:
         """A lease of this weight lives."""
         scope = self.find(name)

@@ -1,8 +1,19 @@
-"""Why an item is not the next grant: the gates in its way, read from the same state that grants.
+"""Why an item is not the next grant: the gates in its way, found with the functions that grant.
 
-Undoing every gate that is named makes the item the next one. Each gate is judged as if the others were undone:
-an item that is delayed *and* behind a held key gets both, so that nobody undoes one only to meet the other. What is
-held back by somebody else's pause or limit is not in the way and is not counted.
+Undoing exactly the gates that are named makes the item the next grant. They are undone in this order, and nothing
+else happens meanwhile:
+
+    delay         time passes until then: other delays and pauses that end by then end, too
+    pause         that scope is resumed
+    key           those ahead in the key are cancelled, the last of them first; the lease that holds it is completed
+    limit         every lease that counts in it is completed
+    priority,     whoever is next goes, again and again, until it is the item: what is of a lower class or of the
+    tenantShare,  item's own lane is cancelled, others have their turn, which is a grant that is completed at once.
+    position      `ahead` counts each of these
+
+To see what that brings up, it is done to a `Shadow`. Each gate is judged as if the others were undone: an item that is
+delayed *and* behind a held key gets both, so that nobody undoes one only to meet the other. What is held back by
+somebody else's pause or limit is not in the way and is not counted.
 """
 
 from __future__ import annotations
@@ -12,16 +23,19 @@ from itertools import takewhile
 
 from omnirelay.core.answers import Gate, WhyAnswer
 from omnirelay.core.items import DELAYED, LEASED, READY, STATE_NAMES, Item
-from omnirelay.core.keys import Keys
-from omnirelay.core.lanes import Lane, Share
+from omnirelay.core.keys import Key
+from omnirelay.core.lanes import Lane
 from omnirelay.core.pauses import Pause
 from omnirelay.core.rules.handling import find_item
 from omnirelay.core.rules.pausing import pauses_over
-from omnirelay.core.rules.selecting import guard_is_due, next_item, starving_levels
+from omnirelay.core.rules.selecting import next_item
 from omnirelay.core.scopes import Scope
+from omnirelay.core.shadow import STEPS_MAX, Shadow
 from omnirelay.core.state import State
-from omnirelay.core.turns import Member, Turns
 from omnirelay.core.views import backpressure
+
+Held = int | None
+"""The item that has what is left of a limit reserved; None when the one that is asked for does not fit itself."""
 
 
 def why(state: State, sequence_id: int, now_ms: int) -> WhyAnswer:
@@ -37,15 +51,11 @@ def _gates(state: State, item: Item, now_ms: int) -> list[Gate]:
         return [Gate(gate="ended", message=f"it is {STATE_NAMES[item.state]}", until=None)]
     if next_item(state, now_ms)[0] is item:
         return []
-    place = _Place(state, item)
     gates: list[Gate] = []
     if item.state == DELAYED:
         gates.append(Gate(gate="delay", message="it is delayed", until=item.not_before))
     gates += [_paused(pause) for pause in pauses_over(state, item.payload)]
-    gates += _key_gates(state, item)
-    gates += place.limits()
-    gates += _order_gates(state, place, now_ms)
-    return gates
+    return gates + _Undoing(state, item, now_ms).gates()
 
 
 def _leased(item: Item) -> Gate:
@@ -71,57 +81,211 @@ def _paused(pause: Pause) -> Gate:
     )
 
 
-# -- keys --------------------------------------------------------------------------------------
+# -- undoing -----------------------------------------------------------------------------------
 
 
-def _key_gates(state: State, item: Item) -> list[Gate]:
-    keys = state.schedule.keys
-    key = keys.find(item) if keys.matter else None
-    if key is None:
-        return []
-    gates: list[Gate] = []
-    standing = key.standing
-    if keys.is_held(key, item):
-        if standing is not None and standing.state == LEASED:
-            holder = standing
-        else:
-            holder = next(other for other in state.leased if keys.find(other) is key)
-        owner = None if holder.lease is None else holder.lease.owner
-        if key.limit is not None and not keys.exclusive:
-            message = f"its key {key.name!r} is at its limit"
-            gates.append(_limit(message, key.used, key.limit, holder.sequence_id, owner))
-        else:
+class _Undoing:
+    """What has to be undone besides a delay and pauses: found by doing it."""
+
+    def __init__(self, state: State, item: Item, now_ms: int) -> None:
+        self._state = state
+        self._item = item
+        self._now_ms = now_ms if item.not_before is None else max(now_ms, item.not_before)
+        keys = state.schedule.keys
+        self._key = keys.find(item) if keys.matter else None
+        self._holders = self._find_holders()
+        self._limits: dict[str, Held] = {}
+        """Of the tenant and of the type, as far as they are in the way."""
+        self._ahead = dict.fromkeys(("priority", "tenantShare", "position"), 0)
+        self._guarded: list[int] = []
+        """Classes that get a grant by the starvation guard."""
+        self._lanes_first: set[str] = set()
+        self._counted = True
+        """Whether that is all."""
+        self._before: dict[int, Item] = {}
+        """Those ahead in the key."""
+
+    def gates(self) -> list[Gate]:
+        # What a limit lets in may meet another one: each is found once, and then everything is tried again.
+        while not self._is_next():
+            pass
+        gates = self._key_gates()
+        return gates + self._limit_gates() + self._order_gates()
+
+    def _is_next(self) -> bool:
+        """Whether the item is next once everything that is known to be in its way is undone; else more is known."""
+        ending = sorted(self._ending().values(), key=_by_id)
+        shadow = Shadow(self._state, self._item, self._now_ms, ending)
+        if self._item.state == DELAYED:
+            shadow.pass_time()
+        for pause in pauses_over(self._state, self._item.payload):
+            if self._item.state != DELAYED or pause.until is None or pause.until > self._now_ms:
+                shadow.resume(pause)
+        self._before = {item.sequence_id: item for item in [*self._waiting_before(), *shadow.clear_key()]}
+        if self._meets(_limits_before(shadow)):
+            return False
+        shadow.end(ending)
+        self._counted = shadow.is_whole
+        return self._comes_up(shadow)
+
+    def _meets(self, limits: dict[str, Held]) -> bool:
+        """Whether one of these limits was not known."""
+        found = {kind: held for kind, held in limits.items() if kind not in self._limits}
+        self._limits.update(found)
+        return bool(found)
+
+    def _ending(self) -> dict[int, Item]:
+        """The leases that are in the way, by their keys or by what they use."""
+        ending = {holder.sequence_id: holder for holder in self._holders}
+        tenant, resource_type = self._state.schedule.tenant_of(self._item), self._item.payload.resource_type
+        for lease in self._state.leased if self._limits else ():
+            if ("tenant" in self._limits and self._state.schedule.tenant_of(lease) == tenant) or (
+                "type" in self._limits and lease.payload.resource_type == resource_type
+            ):
+                ending[lease.sequence_id] = lease
+        return ending
+
+    def _limit_gates(self) -> list[Gate]:
+        schedule = self._state.schedule
+        scopes = {
+            "tenant": schedule.tenants.known(schedule.tenant_of(self._item)),
+            "type": schedule.types.known(self._item.payload.resource_type),
+        }
+        return [
+            _limit_gate(kind, scope, self._limits[kind])
+            for kind, scope in scopes.items()
+            if scope is not None and kind in self._limits
+        ]
+
+    # -- keys ----------------------------------------------------------------------------------
+
+    def _find_holders(self) -> list[Item]:
+        """The leases that keep the item from standing for its key."""
+        keys, key = self._state.schedule.keys, self._key
+        if key is None or not keys.is_held(key, self._item):
+            return []
+        standing = key.standing
+        held = [standing] if standing is not None and standing.state == LEASED else []
+        if key.running:
+            held += [lease for lease in self._state.leased if lease is not standing and keys.find(lease) is key]
+        return held
+
+    def _waiting_before(self) -> list[Item]:
+        keys, key = self._state.schedule.keys, self._key
+        if key is None:
+            return []
+        rank = keys.rank(self._item)
+        before = list(takewhile(lambda other: keys.rank(other) < rank, key.in_order()))
+        standing = key.standing
+        if standing is not None and standing.state == READY and keys.rank(standing) < rank:
+            before.append(standing)
+        return before
+
+    def _key_gates(self) -> list[Gate]:
+        key = self._key
+        gates: list[Gate] = []
+        if key is not None and self._holders:
+            gates += _holding(key, self._holders, self._state.schedule.keys.exclusive)
+        if self._before:
+            first = min(self._before.values(), key=self._state.schedule.keys.rank)
+            name = self._item_key_name()
             gates.append(
                 Gate(
                     gate="key",
-                    message=f"its key {key.name!r} is held by item {holder.sequence_id}",
-                    held_by=holder.sequence_id,
-                    owner_peer_id=owner,
+                    message=f"{counted(len(self._before))} of its key {name!r} before it",
+                    held_by=first.sequence_id,
+                    ahead=len(self._before),
                 )
             )
-    rank = keys.rank(item)
-    first = _standing_before(keys, item)
-    before = [] if first is None else [first]
-    before += takewhile(lambda other: keys.rank(other) < rank, key.in_order())
-    if before:
-        gates.append(
-            Gate(
-                gate="key",
-                message=f"{counted(len(before))} of its key {key.name!r} before it",
-                held_by=before[0].sequence_id,
-                ahead=len(before),
+        return gates
+
+    def _item_key_name(self) -> str:
+        payload = self._item.payload
+        return payload.resource_id if self._state.options.key == "resource" else payload.partition
+
+    # -- order ---------------------------------------------------------------------------------
+
+    def _comes_up(self, shadow: Shadow) -> bool:
+        """Let whoever is next go until it is the item; not when it meets a limit."""
+        item, lane = shadow.item, shadow.lane()
+        self._ahead = dict.fromkeys(self._ahead, 0)
+        self._guarded, self._lanes_first = [], set()
+        ahead = self._ahead
+        ahead["position"] = shadow.skip_own_lane()
+        skipped: set[int] = set()
+        for _ in range(STEPS_MAX):
+            if self._meets(_limit_over(shadow, lane)):
+                return False
+            other, guard = shadow.next()
+            if other is item:
+                return True
+            assert other is not None, "the item itself is offered"
+            if other.priority < item.priority:
+                if other.priority not in skipped:
+                    skipped.add(other.priority)
+                    ahead["priority"] += shadow.skip_class(shadow.schedule.levels[other.priority])
+                ahead["priority"] += 1
+                shadow.cancel(other)
+            elif shadow.schedule.lane_of(other) is lane:
+                ahead["position"] += 1
+                shadow.cancel(other)
+            elif other.priority == item.priority:
+                ahead["tenantShare"] += 1
+                self._lanes_first.add(f"{other.payload.resource_type}/{shadow.schedule.tenant_of(other) or '-'}")
+                shadow.have_its_turn(other, guard)
+            else:
+                ahead["priority"] += 1
+                self._guarded.append(other.priority)
+                shadow.have_its_turn(other, guard)
+        self._counted = False
+        return True
+
+    def _order_gates(self) -> list[Gate]:
+        gates: list[Gate] = []
+        least = "" if self._counted else "at least "
+        ahead = self._ahead["priority"]
+        if ahead:
+            message = f"{least}{counted(ahead)} of higher classes before it"
+            if self._guarded and ahead == len(self._guarded):
+                message = f"the next grant goes to class {self._guarded[0]}, which has waited too long"
+            gates.append(Gate(gate="priority", message=message, ahead=ahead))
+        ahead = self._ahead["tenantShare"]
+        if ahead:
+            names = ", ".join(sorted(self._lanes_first)[:5])
+            many = "" if self._counted else f", at least {ahead} times"
+            gates.append(
+                Gate(
+                    gate="tenantShare",
+                    message=f"it is the turn of other resource types or tenants{many}: {names}",
+                    ahead=ahead,
+                )
             )
+        ahead = self._ahead["position"]
+        if ahead:
+            message = f"{least}{counted(ahead)} of its lane before it"
+            gates.append(Gate(gate="position", message=message, ahead=ahead))
+        return gates
+
+
+def _by_id(item: Item) -> int:
+    return item.sequence_id
+
+
+def _holding(key: Key, holders: list[Item], exclusive: bool) -> list[Gate]:
+    """A gate for each lease that has an exclusive key, or one for the limit of the key that they use."""
+    owners = [None if holder.lease is None else holder.lease.owner for holder in holders]
+    if key.limit is not None and not exclusive:
+        message = f"its key {key.name!r} is at its limit"
+        return [_limit(message, key.used, key.limit, holders[0].sequence_id, owners[0])]
+    return [
+        Gate(
+            gate="key",
+            message=f"its key {key.name!r} is held by item {holder.sequence_id}",
+            held_by=holder.sequence_id,
+            owner_peer_id=owner,
         )
-    return gates
-
-
-def _standing_before(keys: Keys, item: Item) -> Item | None:
-    """The item that stands in the schedule for the key and comes before this one."""
-    key = keys.find(item) if keys.matter else None
-    standing = None if key is None else key.standing
-    if standing is None or standing.state != READY or keys.rank(standing) >= keys.rank(item):
-        return None
-    return standing
+        for holder, owner in zip(holders, owners, strict=True)
+    ]
 
 
 def _limit(message: str, used: int, limit: int, held_by: int | None = None, owner: str | None = None) -> Gate:
@@ -131,159 +295,57 @@ def _limit(message: str, used: int, limit: int, held_by: int | None = None, owne
 # -- limits ------------------------------------------------------------------------------------
 
 
-class _Place:
-    """Where an item stands, or would stand if only its key and its delay were undone."""
+def _limits_before(shadow: Shadow) -> dict[str, Held]:
+    """The limits that an item meets, whether it stands already or not."""
+    schedule, item = shadow.schedule, shadow.item
+    number, resource_type, tenant = shadow.place_of(item)
+    found: dict[str, Held] = {}
+    scope = schedule.tenants.known(tenant)
+    if scope is not None:
+        mine = (number, item.order, resource_type)
+        filled = [lane for lane in schedule.lanes_of(tenant) if lane.queue.live and _tenant_place(lane) < mine]
+        heads = [lane.head() for lane in sorted(filled, key=_tenant_place)]
+        found |= _held_by("tenant", scope, heads, item)
+    scope = schedule.types.known(resource_type)
+    if scope is not None:
+        shares = [level.shares.get(resource_type) for level in schedule.levels[:number]]
+        heads = [share.head() for share in shares if share is not None and share.turns.live]
+        found |= _held_by("type", scope, heads, item)
+    return found
 
-    def __init__(self, state: State, item: Item) -> None:
-        schedule = state.schedule
-        self.item = item
-        self.schedule = schedule
-        self.level = schedule.levels[item.priority]
-        self.tenant = schedule.tenant_of(item)
-        self.share = self.level.shares.get(item.payload.resource_type)
-        self.lane = None if self.share is None else self.share.lanes.get(self.tenant)
-        self.emptied_lane: Lane | None = None
-        """Holds nothing but the item that stands for the key, and has no turn any more when that is gone …"""
-        self.emptied_share: Share | None = None
-        """… nor has this, which offers nothing else. Who comes in their place joins at the turn of the others."""
-        standing = _standing_before(schedule.keys, item)
-        lane = None if standing is None else schedule.lane_of(standing)
-        if lane is not None and lane.queue.live == 1:
-            self.emptied_lane = lane
-            if lane.share.turns.live == int(lane.offering):
-                self.emptied_share = lane.share
 
-    @property
-    def resource_type(self) -> str:
-        return self.item.payload.resource_type
-
-    def limits(self) -> list[Gate]:
-        schedule = self.schedule
-        gates: list[Gate] = []
-        scope = schedule.tenants.known(self.tenant)
-        if scope is not None and scope.limit is not None:
-            mine = (self.level.number, self.item.order, self.resource_type)
-            ahead = sorted(
-                (place, lane.head())
-                for lane in schedule.lanes_of(self.tenant)
-                if lane.queue.live and (place := _tenant_place(lane)) < mine
-            )
-            gates += _scope_gates(scope, f"tenant {self.tenant}", [head for _, head in ahead], self.item)
-        scope = schedule.types.known(self.resource_type)
-        if scope is not None and scope.limit is not None:
-            heads = [
-                share.head()
-                for level in schedule.levels[: self.level.number]
-                if (share := level.shares.get(self.resource_type)) is not None and share.turns.live
-            ]
-            gates += _scope_gates(scope, f"resource type {self.resource_type}", heads, self.item)
-        return gates
+def _limit_over(shadow: Shadow, lane: Lane) -> dict[str, Held]:
+    """The limits that hold back the lane of an item as it is now, or its share."""
+    if lane.offering and lane.share.offering:
+        return {}
+    found = _limits_before(shadow)
+    if lane.offering and lane.share.scope is not None:
+        found |= _held_by("type", lane.share.scope, [lane.share.head()], shadow.item)
+    assert found, "nothing else holds a lane back"
+    return found
 
 
 def _tenant_place(lane: Lane) -> tuple[int, int, str]:
     return lane.share.level.number, lane.head().order, lane.share.name
 
 
-def _scope_gates(scope: Scope, name: str, heads: list[Item], item: Item) -> list[Gate]:
-    """The limit itself, or the heavier item before this one that has what is left of it reserved."""
-    assert scope.limit is not None
+def _held_by(kind: str, scope: Scope, heads: Iterable[Item], item: Item) -> dict[str, Held]:
+    """Whether the limit is in the way: for the item itself, or for one before it that has what is left reserved."""
+    if scope.limit is None:
+        return {}
     for head in heads:
         if head is not item and not scope.fits(head.weight):
-            message = f"what is left of the limit of {name} is reserved for item {head.sequence_id}"
-            return [_limit(message, scope.used, scope.limit, head.sequence_id)]
-    if scope.fits(item.weight):
-        return []
-    return [_limit(f"{name} is at its limit", scope.used, scope.limit)]
+            return {kind: head.sequence_id}
+    return {} if scope.fits(item.weight) else {kind: None}
 
 
-# -- order -------------------------------------------------------------------------------------
-
-
-def _order_gates(state: State, place: _Place, now_ms: int) -> list[Gate]:
-    """Classes, turns and the line, in the order they are asked."""
-    gates: list[Gate] = []
-    starving = starving_levels(state, now_ms) if guard_is_due(state) else []
-    if starving and starving[0] is not place.level:
-        number = starving[0].number
-        gates.append(
-            Gate(gate="priority", message=f"the next grant goes to class {number}, which has waited too long", ahead=1)
-        )
-    elif not starving:
-        ahead = sum(
-            lane.queue.live
-            for level in state.schedule.levels[: place.level.number]
-            for share in level.shares.values()
-            for lane in share.lanes.values()
-            if _in_the_way(place, share, lane)
-        )
-        if ahead:
-            gates.append(Gate(gate="priority", message=f"{counted(ahead)} of higher classes before it", ahead=ahead))
-    turns = _lanes_first(place)
-    if turns:
-        names = ", ".join(sorted({f"{lane.share.name}/{lane.name or '-'}" for lane in turns})[:5])
-        gates.append(
-            Gate(
-                gate="tenantShare",
-                message=f"it is the turn of other resource types or tenants: {names}",
-                ahead=len(turns),
-            )
-        )
-    if place.lane is not None:
-        ahead = sum(1 for _ in takewhile(lambda other: other.order < place.item.order, place.lane.queue))
-        if ahead:
-            gates.append(Gate(gate="position", message=f"{counted(ahead)} of its lane before it", ahead=ahead))
-    return gates
-
-
-def _in_the_way(place: _Place, share: Share, lane: Lane) -> bool:
-    """Whether the lane offers, or would as soon as this item's own gates are undone."""
-    if not lane.queue.live:
-        return False
-    if lane.name != place.tenant and not lane.offering:
-        return False
-    scope = share.scope
-    if share.name == place.resource_type or scope is None:
-        return True
-    return not scope.paused and scope.fits(lane.head().weight)
-
-
-def _lanes_first(place: _Place) -> list[Lane]:
-    """Lanes of the same class whose turn comes before that of the item's lane."""
-    level, share = place.level, place.share
-    mine = _turn_without(place.emptied_share, level.turns, level.shares.values(), share, place.resource_type)
-    found: list[Lane] = []
-    for other in level.shares.values():
-        if other is share:
-            own = _turn_without(place.emptied_lane, other.turns, other.lanes.values(), place.lane, place.tenant)
-            found += [
-                lane
-                for lane in other.lanes.values()
-                if lane is not place.lane
-                and _in_the_way(place, other, lane)
-                and _turn(other.turns, lane, lane.name) < own
-            ]
-        elif _turn(level.turns, other, other.name) < mine:
-            found += [lane for lane in other.lanes.values() if _in_the_way(place, other, lane)]
-    return found
-
-
-def _turn(turns: Turns, member: Member | None, name: str) -> tuple[int, str]:
-    """When it is the member's turn; for one that is not in, as if it joined now."""
-    time = 0 if member is None else member.time
-    if member is None or not member.offering:
-        time = max(time, turns.least())
-    return time, name
-
-
-def _turn_without(
-    leaving: Member | None, turns: Turns, members: Iterable[Member], member: Member | None, name: str
-) -> tuple[int, str]:
-    """When it is the member's turn once another has left; one that leaves itself joins again."""
-    if leaving is None or (member is not None and member is not leaving and member.offering):
-        return _turn(turns, member, name)
-    others = [each.time for each in members if each.offering and each is not leaving]
-    joins_at = turns.floor if turns.still or not others else min(others)
-    return max(0 if member is None else member.time, joins_at), name
+def _limit_gate(kind: str, scope: Scope, held_by: int | None) -> Gate:
+    assert scope.limit is not None
+    name = f"tenant {scope.name}" if kind == "tenant" else f"resource type {scope.name}"
+    message = f"{name} is at its limit"
+    if held_by is not None:
+        message = f"what is left of the limit of {name} is reserved for item {held_by}"
+    return _limit(message, scope.used, scope.limit, held_by)
 
 
 def counted(items: int) -> str:
