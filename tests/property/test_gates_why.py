@@ -30,7 +30,7 @@ from tests.property.gates_model import GatesModel
 from tests.property.gates_why import undo_the_gates_of
 from tests.property.strategies import LONG
 
-SEEDS = range(80 if LONG else 4)
+SEEDS = range(80 if LONG else 2)
 STATES = 20
 GATES = ("delay", "pause", "key", "limit", "priority", "tenantShare", "position")
 
