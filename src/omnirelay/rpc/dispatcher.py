@@ -24,7 +24,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from omnirelay.errors import AlreadyExists, Internal, InvalidArgument, OmniRelayError, Unimplemented
 from omnirelay.rpc.calls import Call, Message, Messages, Reply, RequestMeta, deadline_passed
-from omnirelay.rpc.procedures import Procedure, Proceed, RequestReader, Shape, Steps, reply_of
+from omnirelay.rpc.procedures import Procedure, RequestReader, Shape, Steps, reply_of
+from omnirelay.rpc.procedures import Proceed as Proceed
 from omnirelay.rpc.sessions import OpenSession, Outlet, Session
 from omnirelay.rpc.statuses import status_name
 from omnirelay.wire.reading import Reader
