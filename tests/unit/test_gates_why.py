@@ -445,6 +445,19 @@ def test_where_too_many_would_have_to_be_looked_at_it_says_so(monkeypatch: pytes
     assert "at least" not in gate(kernel, 5).message
 
 
+def test_where_too_many_wake_up_first_it_says_so_and_leaves_out_none_of_its_own_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("omnirelay.core.shadow.KEYED_DUE_MAX", 5)
+    kernel = Kernel(QueueOptions(ordering="exclusive"))
+    kernel.enqueue(*[new_item(f"r{number}", delay_ms=SECOND) for number in range(9)])
+    first, item = kernel.enqueue(new_item("late", delay_ms=2 * SECOND), new_item("late", delay_ms=2 * SECOND))
+    found = {one.gate: one for one in gates(kernel, item)}
+    assert (found["key"].held_by, found["key"].ahead) == (first, 1)
+    assert found["position"].ahead == 5
+    assert "at least 5" in found["position"].message
+
+
 def test_how_many_are_in_line_is_exact_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is held back by nothing and has nobody behind is not looked at one by one."""
     monkeypatch.setattr("omnirelay.core.why.STEPS_MAX", 5)

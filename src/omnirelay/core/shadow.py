@@ -134,12 +134,13 @@ class Shadow:
             return
         keys = self._real.schedule.keys
         delayed = self._real.delayed
-        due = delayed.up_to(self.now_ms, KEYED_DUE_MAX if keys.matter else delayed.live)
-        if keys.matter and len(due) == KEYED_DUE_MAX:
-            self.is_whole = False
-            due = [*(item for item in due if item is not self._item), self._item]
-        twice = self._met_twice(due)
+        due = delayed.up_to(self.now_ms, delayed.live)
         own = self._name_of_key(self._item)
+        if keys.matter and len(due) > KEYED_DUE_MAX:
+            # Whoever may come before it in its own key is looked at all the same, and so is the item itself.
+            self.is_whole = False
+            due = due[:KEYED_DUE_MAX] + [item for item in due[KEYED_DUE_MAX:] if self._name_of_key(item) == own]
+        twice = self._met_twice(due)
         for item in due:
             key = keys.find(item) if keys.matter else None
             if item is not self._item and self._wakes_unnoticed(item, key, twice):
