@@ -76,7 +76,7 @@ if __name__ == "__main__":
     if plan.variant is not None:
         cast(Callable[[], None], getattr(variants, plan.variant))()
     if not plan.helper_snapshots:
-        variants.replace(engine, "make_snapshot_in_helper", make_snapshot)
+        variants.replace(engine, "make_snapshot_in_helper", lambda log, created_ms, **_: make_snapshot(log, created_ms))
     if plan.failpoint is not None:
         die_at(plan.failpoint, plan.failpoint_hit)
     asyncio.run(main(plan))

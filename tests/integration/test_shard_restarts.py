@@ -348,6 +348,31 @@ async def test_a_helper_that_cannot_be_started_is_logged_and_not_tried_again_wit
     await shard.close()
 
 
+async def test_a_snapshot_gives_way_to_callers_until_too_much_would_have_to_be_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[int, int]] = []
+    may_begin = asyncio.Event()
+    shard = await Place("sqlite", tmp_path).open(FakeClock(), settings=EngineSettings(snapshot_every_events=10))
+
+    async def make(log: EventLog, created_ms: int, *, niceness: int) -> SnapshotRecord:
+        await may_begin.wait()
+        made.append((shard.last_sequence, niceness))
+        return await make_snapshot(log, created_ms)
+
+    monkeypatch.setattr("omnirelay.engine.shard.make_snapshot_in_helper", make)
+    await enqueued(shard, *items(12))
+    await settle()
+    await enqueued(shard, *items(100))  # While the first is under way; they count for the next.
+    may_begin.set()
+    while len(made) < 2:
+        await enqueued(shard, *items(1))
+        await settle()
+    assert [niceness > 0 for _, niceness in made] == [True, False]
+    assert made[1][0] - made[0][0] < 10
+    await shard.close()
+
+
 async def test_a_shard_whose_name_is_not_its_directory_makes_snapshots(tmp_path: Path) -> None:
     log = SqliteLog.open(tmp_path, "directory", shard="name")
     shard = await Shard.open(log, clock=FakeClock())
@@ -447,7 +472,7 @@ async def test_a_trim_does_not_take_a_snapshot_away_that_is_being_made(
     await clock.advance(24 * 3_600_000 + 1)
     trims = []
 
-    async def while_a_trim_is_wanted(log: EventLog, created_ms: int) -> SnapshotRecord:
+    async def while_a_trim_is_wanted(log: EventLog, created_ms: int, *, niceness: int) -> SnapshotRecord:
         record = await make_snapshot(log, created_ms)
         trims.append(start(shard.trim()))
         for _ in range(100):  # More than a trim would need, if it did not wait.
@@ -468,8 +493,10 @@ async def test_an_event_that_cannot_follow_from_those_before_it_is_damage_with_i
     leader = await Leader.of(log)
     await leader.append()
     token = OwnershipToken(77, 1, "7" * 32, 3)
-    impossible = ev.Completed(sequence_number=leader.position.sequence + 1, timestamp=1, ownership=token)
-    await leader.append(leader.frame_of([impossible]))
+    before, last = leader.position.sequence, leader.position.sequence + 3
+    harmless = [ev.TimeAdvanced(sequence_number=number, timestamp=1) for number in (before + 1, last)]
+    impossible = ev.Completed(sequence_number=before + 2, timestamp=1, ownership=token)
+    await leader.append(leader.frame_of([harmless[0], impossible, harmless[1]]))
     with pytest.raises(LogDamaged) as refused:
         await Shard.open(log)
     assert refused.value.details["sequence"] == impossible.sequence_number

@@ -61,15 +61,21 @@ def evolver_of(kind: type[Any]) -> Callable[[State, Any], None]:
 
 
 def evolve_all(state: State, events: Sequence[ev.Event]) -> None:
-    """Evolve events in order. Nothing but the last one's number and time stays of those, so they are set once."""
+    """Evolve events in order. Nothing but the last one's number and time stays of those, so they are set once. When one
+    of them raises, the state is worth nothing any more, but its number tells which: the next one behind it.
+    """
     if events:
         event: Any
-        for event in events:
-            kind = type(event)
-            if kind is _ENQUEUE:
-                evolve_enqueue(state, event)
-            else:
-                _EVOLVE[kind](state, event)
+        try:
+            for event in events:
+                kind = type(event)
+                if kind is _ENQUEUE:
+                    evolve_enqueue(state, event)
+                else:
+                    _EVOLVE[kind](state, event)
+        except Exception:
+            state.sequence = event.sequence_number - 1
+            raise
         state.sequence = event.sequence_number
         state.time = event.timestamp
 

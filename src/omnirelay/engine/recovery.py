@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from omnirelay.core.events import Event
-from omnirelay.core.evolve import evolve
+from omnirelay.core.evolve import evolve_all
 from omnirelay.core.snapshot import load
 from omnirelay.core.state import State
 from omnirelay.errors import LogDamaged, LogTrimmed, OutOfRange
@@ -88,11 +88,11 @@ async def _replay(log: EventLog, start: Recovered, to_sequence: int, progress: P
     since_yield = 0
     if position.sequence < to_sequence:
         async for frame in log.read(position.sequence + 1, to_sequence):
-            for event in decode_frame(frame, shard=log.shard, log_id=log.log_id):
-                if event.sequence_number > to_sequence:
-                    break
-                _apply(state, event, log.shard)
-                replayed += 1
+            events = decode_frame(frame, shard=log.shard, log_id=log.log_id)
+            if frame.last > to_sequence:
+                events = [event for event in events if event.sequence_number <= to_sequence]
+            _apply(state, events, log.shard)
+            replayed += len(events)
             position = Position(frame.last, frame.chain)
             since_yield += frame.count
             if since_yield >= _YIELD_EVENTS:
@@ -103,10 +103,11 @@ async def _replay(log: EventLog, start: Recovered, to_sequence: int, progress: P
     return Recovered(state, position, replayed, start.snapshot_sequence)
 
 
-def _apply(state: State, event: Event, shard: str) -> None:
+def _apply(state: State, events: list[Event], shard: str) -> None:
     try:
-        evolve(state, event)
+        evolve_all(state, events)
     except (LookupError, AssertionError, AttributeError, TypeError, ValueError) as error:
+        event = next(event for event in events if event.sequence_number > state.sequence)
         # The chain is whole, so these bytes were written; no version of the rules could have decided them.
         raise LogDamaged(
             f"event {event.sequence_number} of {shard!r} ({type(event).__name__}) does not follow from those before it:"

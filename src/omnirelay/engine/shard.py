@@ -60,6 +60,10 @@ _LEASES = frozenset((GrantedLease,))
 
 SNAPSHOTS_PER_RETENTION: Final = 8
 """About so many snapshots are kept of the time that the log keeps: a busy shard makes one every few seconds."""
+SNAPSHOT_NICENESS = 19
+"""Making one takes about as long as making the events did. Callers come first, unless …"""
+SNAPSHOT_HURRIED_AFTER = 4
+"""… it has become so many times what one is made after: a start has to replay them."""
 
 SEQUENCE_MAX: Final = (1 << 63) - 1
 """The highest number an event can have."""
@@ -446,10 +450,14 @@ class Shard(Operating):
 
     async def snapshot(self) -> SnapshotRecord:
         """Make a snapshot in a helper process and record it; the next start needs only what follows it."""
+        return await self._snapshot(niceness=0)
+
+    async def _snapshot(self, *, niceness: int) -> SnapshotRecord:
         async with self._snapshot_lock:
-            record = await make_snapshot_in_helper(self.log, self.now_ms())
+            covered = self._events_since_snapshot
+            record = await make_snapshot_in_helper(self.log, self.now_ms(), niceness=niceness)
             await self.log.add_snapshot(record, self.epoch)
-            self._events_since_snapshot = 0
+            self._events_since_snapshot -= covered  # What came meanwhile may or may not be in it.
             return record
 
     async def trim(self, *, retention_ms: int | None = None) -> Anchor:
@@ -510,8 +518,10 @@ class Shard(Operating):
             _log.exception("backpressure_listener_failed", extra={"shard": self.log.shard})
 
     async def _snapshot_and_trim(self) -> None:
+        behind = self._events_since_snapshot
+        hurried = behind >= SNAPSHOT_HURRIED_AFTER * self._settings.snapshot_every_events
         try:
-            await self.snapshot()
+            await self._snapshot(niceness=0 if hurried else SNAPSHOT_NICENESS)
             await self.trim()
         except Exception as error:
             # The log is whole without it; the next start only takes longer. Whatever it was, it is not tried again with

@@ -3,7 +3,7 @@
 The helper starts from the last snapshot, replays the frames after it, writes the result, reads it back
 from the disk and compares digests. What it prints is the record for the log:
 
-    python -m omnirelay.engine.snapshotter DIRECTORY NAMESPACE SHARD TIME_MS
+    python -m omnirelay.engine.snapshotter DIRECTORY NAMESPACE SHARD TIME_MS NICENESS
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import asyncio
 import gc
 import os
 import sys
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -24,6 +26,9 @@ from omnirelay.log.base import EventLog, SnapshotRecord
 from omnirelay.log.failpoints import hit
 from omnirelay.log.snapshots import read_snapshot, write_snapshot
 from omnirelay.log.sqlite import SqliteLog
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 SNAPSHOT_FAILED: Final = "error.log.snapshot_failed"
 
@@ -37,9 +42,10 @@ async def make_snapshot(log: EventLog, created_ms: int) -> SnapshotRecord:
     state = recovered.state
     if state.sequence == 0:
         raise InvalidArgument("an empty log has nothing to snapshot", field="log")
-    expected = digest(state)
     header, chunks = dump(state)
-    path, size = write_snapshot(directory, state.sequence, header, chunks)
+    running = sha256(header)
+    path, size = write_snapshot(directory, state.sequence, header, _hashed(chunks, running))
+    expected = running.hexdigest()
     hit("engine.snapshot.written")
     found = digest(load(*read_snapshot(directory, path)))
     if found != expected:
@@ -56,8 +62,15 @@ async def make_snapshot(log: EventLog, created_ms: int) -> SnapshotRecord:
     )
 
 
-async def make_snapshot_in_helper(log: EventLog, created_ms: int) -> SnapshotRecord:
-    """The same in another process; the log is opened there read-only.
+def _hashed(chunks: Iterable[bytes], running: Hash) -> Iterator[bytes]:
+    """The chunks, each taken into the digest on its way to the disk: making them twice would cost as much again."""
+    for chunk in chunks:
+        running.update(chunk)
+        yield chunk
+
+
+async def make_snapshot_in_helper(log: EventLog, created_ms: int, *, niceness: int = 0) -> SnapshotRecord:
+    """The same in another process; the log is opened there read-only. `niceness` is added to that of this process.
 
     Raises Unavailable `error.log.snapshot_failed` when that process cannot be started or fails.
     """
@@ -73,6 +86,7 @@ async def make_snapshot_in_helper(log: EventLog, created_ms: int) -> SnapshotRec
             directory.name,
             log.shard,
             str(created_ms),
+            str(niceness),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             # The helper imports what this process imports, however that came onto the path.
@@ -106,6 +120,7 @@ async def _main(directory: Path, namespace: str, shard: str, created_ms: int) ->
 
 
 if __name__ == "__main__":
+    os.nice(int(sys.argv[5]))
     try:
         asyncio.run(_main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])))
     except OmniRelayError as error:
