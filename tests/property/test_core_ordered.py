@@ -102,6 +102,19 @@ def _compare(queue: OrderedQueue, model: Sorted) -> None:
     for key, count in ((2, 3), (4, 1_000)):
         due = [entry[1] for entry in order if entry[0] <= key][:count]
         assert [each.sequence_id for each in queue.up_to(key, count)] == due
+        assert queue.count_below(key) in (None, sum(entry[0] < key for entry in order))
+
+
+def test_those_before_a_key_are_counted_at_once_while_nobody_left_from_the_middle() -> None:
+    queue, model = OrderedQueue(), Sorted()
+    assert queue.count_below(5) is None
+    for key in range(10):
+        enter(queue, model, key, item(key, key), by_time=False)
+        assert queue.count_below(5) == min(key + 1, 5)
+    _leave(queue, model, 0, 100)
+    assert (queue.count_below(0), queue.count_below(5), queue.count_below(1 << 60)) == (0, 4, 9)
+    _leave(queue, model, 3, 101)
+    assert queue.count_below(5) is None
 
 
 @profile(200)

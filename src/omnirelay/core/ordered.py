@@ -10,6 +10,7 @@ outnumber the others. Its entry in a heap is known to be stale by the item's sta
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
@@ -291,6 +292,16 @@ class OrderedQueue:
         for item in islice(run, self._start, None):
             if item.place & mark:
                 yield item
+
+    def count_below(self, key: int) -> int | None:
+        """How many items have a smaller key; None where they would have to be looked at one by one."""
+        alone = self._alone
+        if alone is not None:
+            return 1 if self._key(alone) < key else 0
+        run = self._run
+        if run is None or self._heap is not None or len(run) - self._start != self.live:
+            return None
+        return bisect_left(run, key, self._start, key=self._key) - self._start
 
     def up_to(self, key: int, count_max: int) -> list[Item]:
         """At most `count_max` items whose key is not above `key`, in order."""

@@ -17,6 +17,7 @@ from omnirelay.core.evolve import FORGET_MAX
 from omnirelay.core.items import CANCELLED, COMPLETED, DELAYED, LEASED, READY, Item
 from omnirelay.core.keys import Key
 from omnirelay.core.lanes import Lane, Level
+from omnirelay.core.ordered import OrderedQueue
 from omnirelay.core.pauses import Pause
 from omnirelay.core.rules.selecting import Choice, next_item
 from omnirelay.core.schedule import NEVER
@@ -46,6 +47,8 @@ class Shadow:
         self._copies: dict[int, Item] = {}
         self._lanes: dict[Place, Iterator[Item]] = {}
         """What is not copied yet, of each lane …"""
+        self._queues: dict[Place, OrderedQueue] = {}
+        """… and the queue it comes from, where it is nothing but the rest of that …"""
         self._lines: dict[tuple[str, str], Iterator[Item]] = {}
         """… and of each key."""
         self._taken: set[tuple[str, str]] = set()
@@ -86,6 +89,8 @@ class Shadow:
         self._find_due()
         for place, lane in self._real_lanes():
             self._lanes[place] = iter(lane.queue)
+            if not real.keys.matter and place not in self._woken:
+                self._queues[place] = lane.queue
             self._feed_lane(place, self._ahead)
         if self._item.state == READY or real.keys.holds_delayed:
             self._copy(self._item)
@@ -380,6 +385,11 @@ class Shadow:
         waiting = self._lanes.get(place)
         if waiting is None:
             return 0
+        queue = self._queues.pop(place, None)
+        below = None if queue is None else queue.count_below(order)
+        if below is not None:
+            self._lanes[place] = iter(())
+            return below - self._copied_of(place, order)
         keys = self._real.schedule.keys
         count = 0
         kept: list[Item] = []
@@ -394,6 +404,14 @@ class Shadow:
                 count += 1
         self._lanes[place] = iter(kept)
         return count
+
+    def _copied_of(self, place: Place, order: int) -> int:
+        """How many of a lane up to an order are here already."""
+        items = self._real.items
+        return sum(
+            item.state == READY and item.order < order and self.place_of(item) == place
+            for item in map(items.__getitem__, self._copies)
+        )
 
 
 def _copy_use(scopes: Scopes, own: Scopes) -> None:
