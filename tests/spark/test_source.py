@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import chain
@@ -15,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from omnirelay.client.sync import SyncClient
-from omnirelay.errors import InvalidArgument, LogTrimmed, NotFound, OutOfRange
+from omnirelay.errors import FailedPrecondition, InvalidArgument, LogTrimmed, NotFound, OutOfRange
 from omnirelay.lakehouse.columns import spark_schema
 from omnirelay.lakehouse.segment_files import read_segments, segment_files
 from omnirelay.lakehouse.source import LogReader
@@ -26,6 +27,7 @@ from omnirelay.lakehouse.tail import tail_batches
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.upkeep import compact, expire, purge
+from tests.cli.processes import omnirelay
 from tests.integration.test_replication_node import sink
 from tests.segment_logs import SHARD, START_MS, FrameLog, S3Server
 from tests.spark.logs import ThreadedNode, rows_of, segments_of, sequences, serving, write_segments
@@ -145,6 +147,7 @@ def test_options_choose_what_is_read(spark: SparkSession, tmp_path: Path) -> Non
         ({"address": "x", "shards": " , "}, "option shards must name at least one"),
         ({"address": "x", "failOnDataLoss": "perhaps"}, "failOnDataLoss must be true or false"),
         ({"url": "127.0.0.1"}, "option url must be an address"),
+        ({"address": "x", "path": "y"}, r"option address is 'x', and load\(…\) was given 'y'"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, str], message: str) -> None:
@@ -162,6 +165,8 @@ def test_wrong_options_reach_the_caller_of_spark(spark: SparkSession, tmp_path: 
         read(spark, tmp_path, shards="nobody").collect()
     with pytest.raises(PySparkException, match="after=latest is for streams"):
         read(spark, tmp_path, after="latest").collect()
+    with pytest.raises(PySparkException, match="the columns of omnirelay are its own"):
+        spark.read.format("omnirelay").schema("sequence BIGINT").load(str(tmp_path)).collect()
 
 
 @pytest.mark.parametrize("option", ["after", "upTo"])
@@ -275,6 +280,53 @@ def test_batch_is_sealed_segments_and_then_the_tail(spark: SparkSession, tmp_pat
             list(tail_batches(node.url, "resourcelease", 1, node.last() + 1))
     with pytest.raises(PySparkException, match="cannot read from the node"):
         read(spark, lake, url=node.url).collect()
+
+
+def another_history(lake: Path, node: ThreadedNode) -> None:
+    options = read_options({"address": str(lake), "url": node.url})
+    for look in (LogReader(options).partitions, lambda: LogStreamReader(options).latestOffset({}, ReadAllAvailable())):
+        with pytest.raises(FailedPrecondition, match="has another history of 'resourcelease' than the segments"):
+            look()
+
+
+def test_tail_of_another_log_is_not_put_behind_segments(tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    with serving(sink("lake", "objects", path=str(lake)), data=tmp_path / "data") as node:
+        work(node, 2)
+        node.wait_for_sinks()
+        sealed = node.last()
+    with serving(data=tmp_path / "other") as node:
+        work(node, 9)
+        assert node.last() > sealed
+        another_history(lake, node)
+
+
+def test_tail_of_a_restored_log_is_put_behind_the_segments_that_it_continues_only(tmp_path: Path) -> None:
+    lake, data = tmp_path / "lake", tmp_path / "data"
+    with serving(sink("lake", "objects", path=str(lake)), data=data) as node:
+        work(node, 2)
+        node.wait_for_sinks()
+    shutil.copytree(data / "resourcelease", tmp_path / "backup" / "resourcelease")
+    with serving(sink("lake", "objects", path=str(lake)), data=data) as node:
+        work(node, 3)
+        node.wait_for_sinks()
+        sealed = node.last()
+    for source, place in (("backup", "older"), ("lake", "newest")):
+        restored = omnirelay("log", "restore", "--from", source, "--data", place, cwd=tmp_path)
+        assert restored.returncode == 0, restored.stderr
+    with serving(data=tmp_path / "older") as node:
+        another_history(lake, node)
+    with serving(data=tmp_path / "newest") as node:
+        assert node.last() > 1 << 32
+        reader = LogReader(read_options({"address": str(lake), "url": node.url}))
+        numbers = [
+            number
+            for each in reader.partitions()
+            for batch in reader.read(each)
+            for number in batch["sequence"].to_pylist()
+        ]
+        assert numbers[:sealed] == list(range(1, sealed + 1))
+        assert sealed + (1 << 32) <= numbers[sealed] <= numbers[-1] == node.last()
 
 
 # -- streams -------------------------------------------------------------------------------------
