@@ -10,13 +10,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from omnirelay.client.sync import SyncClient
-from omnirelay.errors import FailedPrecondition, InvalidArgument, LogTrimmed, NotFound, OutOfRange
+from omnirelay.errors import FailedPrecondition, InvalidArgument, LogRegressed, LogTrimmed, NotFound, OutOfRange
 from omnirelay.lakehouse.columns import spark_schema
 from omnirelay.lakehouse.segment_files import read_segments, segment_files
 from omnirelay.lakehouse.source import LogReader
@@ -389,6 +390,21 @@ def test_stream_misses_a_shard_that_it_has_read_unless_told(tmp_path: Path) -> N
     for more in ({"failOnDataLoss": "false"}, {"shards": "jobs"}):
         lenient = LogStreamReader(read_options(options | more))
         assert lenient.latestOffset(read_before, ReadAllAvailable()) == read_before
+
+
+def test_stream_that_was_further_than_the_log_says_so_unless_told(tmp_path: Path) -> None:
+    segments_of(tmp_path, 5)
+    options = read_options({"address": str(tmp_path)})
+    gone_back = pytest.raises(LogRegressed, match="'jobs' ends with event 5, and was read up to 7: it is another log")
+    with gone_back:
+        LogStreamReader(options).latestOffset({SHARD: 7}, ReadAllAvailable())
+    older = UnlimitedLogStreamReader(options)
+    older.reached = {SHARD: 7}
+    with gone_back:
+        older.latestOffset()
+    going_on = msgspec.structs.replace(options, fail_on_data_loss=False)
+    assert LogStreamReader(going_on).latestOffset({SHARD: 7}, ReadAllAvailable()) == {SHARD: 7}
+    assert LogStreamReader(options).latestOffset({SHARD: 5}, ReadAllAvailable()) == {SHARD: 5}
 
 
 def test_stream_skips_the_gap_that_a_new_generation_leaves(spark: SparkSession, tmp_path: Path) -> None:
