@@ -298,8 +298,10 @@ def attempt_skipped(log: Log) -> tuple[Frame, int]:
     return log.frame([event]), log.next
 
 
-def paused_leased(log: Log, **scope: str) -> tuple[Frame, int]:
-    pause = ev.Paused(sequence_number=log.next, timestamp=log.state.time + 1, **scope)
+def paused_leased(log: Log, resource_type: str | None = None, tenant: str | None = None) -> tuple[Frame, int]:
+    pause = ev.Paused(
+        sequence_number=log.next, timestamp=log.state.time + 1, resource_type=resource_type, tenant=tenant
+    )
     return log.frame([pause, grant(log, log.item(READY), sequence=log.next + 1)]), log.next + 1
 
 

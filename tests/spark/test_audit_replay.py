@@ -346,10 +346,10 @@ async def test_grants_behind_pauses_and_takeovers_are_clean(tmp_path: Path) -> N
         for tenant in ("t0", "t1")
     ]
     frames = []
-    for pause in ({"resource_type": "file"}, {"tenant": "t0"}, {}):
+    for resource_type, tenant in (("file", None), (None, "t0"), (None, None)):
         async with await Shard.open(log, clock=clock, options=OPTIONS) as shard:
             await shard.enqueue([NewItem(payload=payload) for payload in payloads])
-            await shard.pause(**pause, until_ms=clock.wall_ms() + 5_000)
+            await shard.pause(resource_type=resource_type, tenant=tenant, until_ms=clock.wall_ms() + 5_000)
             held = await shard.lease(Caller(peer_id="ada"), max_items=10)
             await clock.advance(6_000)
             held += await shard.lease(Caller(peer_id="ada"), max_items=10)

@@ -105,6 +105,6 @@ def test_shard_that_has_lost_its_manifests_is_not_left_out(tmp_path: Path) -> No
     with pytest.raises(SegmentsDamaged, match="somebody removed the manifests"):
         LogReader(read_options({"address": str(tmp_path)})).partitions()
     # One segment may be the first, which a crash left before its manifest; and others may have folders of that name.
-    [first, second] = sorted((tmp_path / SHARD / "segments").iterdir())
+    [_, second] = sorted((tmp_path / SHARD / "segments").iterdir())
     second.rename(second.with_name("mine.parquet"))
     assert "looked for SHARD/manifest/*.json below it" in said_of(tmp_path)

@@ -68,9 +68,7 @@ def extents(
     check_named("option shards", wanted, there)
     for name in sorted(wanted & sealed.keys() & live.keys()):
         _check_history(options, sealed[name], live[name])
-    return {
-        name: Extent(name, sealed.get(name), live[name].last if name in live else None) for name in sorted(wanted)
-    }
+    return {name: Extent(name, sealed.get(name), live[name].last if name in live else None) for name in sorted(wanted)}
 
 
 def _check_history(options: SourceOptions, sealed: ShardSegments, live: Live) -> None:
