@@ -266,6 +266,52 @@ def never_expired(log: Log) -> tuple[Frame, int]:
     return log.frame([event]), item.stamp
 
 
+def other_attempt(log: Log) -> tuple[Frame, int]:
+    """The live lease is acknowledged, but as an attempt that it is not."""
+    item = log.item(LEASED)
+    assert item.lease is not None
+    token = msgspec.structs.replace(item.lease.token, attempt=item.attempt + 7)
+    return log.frame([ev.Completed(sequence_number=log.next, timestamp=log.state.time + 1, ownership=token)]), log.next
+
+
+def time_goes_back(log: Log) -> tuple[Frame, int]:
+    return log.frame([ev.TimeAdvanced(sequence_number=log.next, timestamp=log.state.time - 1)]), log.next
+
+
+def number_given_out_before(log: Log) -> tuple[Frame, int]:
+    payload = Payload(resource_type="table", resource_id="again")
+    event = ev.Enqueue(sequence_number=log.next, timestamp=log.state.time + 1, sequence_id=0, payload=payload)
+    return log.frame([event]), log.next
+
+
+def attempt_skipped(log: Log) -> tuple[Frame, int]:
+    item = log.item(LEASED)
+    assert item.lease is not None
+    event = ev.Failed(
+        sequence_number=log.next,
+        timestamp=log.state.time + 1,
+        ownership=item.lease.token,
+        error=ErrorInfo("again"),
+        mode="retry",
+        next_attempt=item.attempt + 2,
+    )
+    return log.frame([event]), log.next
+
+
+def paused_leased(log: Log, resource_type: str | None = None, tenant: str | None = None) -> tuple[Frame, int]:
+    pause = ev.Paused(
+        sequence_number=log.next, timestamp=log.state.time + 1, resource_type=resource_type, tenant=tenant
+    )
+    return log.frame([pause, grant(log, log.item(READY), sequence=log.next + 1)]), log.next + 1
+
+
+def earlier_epoch(log: Log) -> tuple[Frame, int]:
+    event = ev.LeaderElected(
+        sequence_number=log.next, timestamp=log.state.time + 1, epoch=0, owner="late", down_from=log.state.time
+    )
+    return log.frame([event]), log.next
+
+
 # -- writing ---------------------------------------------------------------------------------------
 
 

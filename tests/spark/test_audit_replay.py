@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,6 +28,7 @@ from omnirelay.lakehouse.audit_replay import Replay
 from omnirelay.lakehouse.audit_rules import Findings, Opined, Replayed
 from omnirelay.lakehouse.audit_segments import SegmentCheck
 from omnirelay.lakehouse.audit_tasks import SegmentWork
+from omnirelay.log import MemoryLog
 from omnirelay.log.sqlite import SqliteLog
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
@@ -303,3 +305,61 @@ def test_what_readers_see_beside_the_frames_is_compared_with_them(tmp_path: Path
         [(rule, sequence, what)] = found_in(out.getvalue().to_pybytes())
         assert (rule, sequence) == ("columns", 3)
         assert "the line of event 3 is not what its frame says: eventType" in what
+
+
+@pytest.mark.parametrize(
+    ("plant", "rule"),
+    [
+        (plants.other_attempt, "owner"),
+        (plants.time_goes_back, "follows"),
+        (plants.number_given_out_before, "life"),
+        (plants.attempt_skipped, "limits"),
+        (plants.paused_leased, "follows"),
+        (partial(plants.paused_leased, resource_type="table"), "follows"),
+        (partial(plants.paused_leased, tenant="t1"), "follows"),
+        (plants.earlier_epoch, "fences"),
+    ],
+)
+def test_the_replay_names_what_no_node_would_have_decided(tmp_path: Path, plant: plants.Plant, rule: str) -> None:
+    log = plants.short_log("jobs")
+    frame, expected = plant(log)
+    plants.write(tmp_path, log, frame)
+    _, [files, replay] = asyncio.run(looked_at(tmp_path, only_plan(tmp_path)))
+    assert files.named == []
+    assert [(finding.rule, finding.sequence) for finding in replay.named] == [(rule, expected)]
+
+
+@pytest.mark.parametrize("scope", [{"resource_type": "file"}, {"tenant": "t7"}, {"resource_type": "t0"}])
+def test_a_pause_of_others_is_not_held_against_a_grant(tmp_path: Path, scope: dict[str, str]) -> None:
+    log = plants.short_log("jobs")
+    plants.write(tmp_path, log, plants.paused_leased(log, **scope)[0])
+    _, [_, replay] = asyncio.run(looked_at(tmp_path, only_plan(tmp_path)))
+    assert replay.named == []
+
+
+async def test_grants_behind_pauses_and_takeovers_are_clean(tmp_path: Path) -> None:
+    log = MemoryLog("jobs")
+    clock = FakeClock()
+    payloads = [
+        Payload(resource_type=kind, resource_id="r", attributes={"tenant": tenant})
+        for kind in ("table", "file")
+        for tenant in ("t0", "t1")
+    ]
+    frames = []
+    for resource_type, tenant in (("file", None), (None, "t0"), (None, None)):
+        async with await Shard.open(log, clock=clock, options=OPTIONS) as shard:
+            await shard.enqueue([NewItem(payload=payload) for payload in payloads])
+            await shard.pause(resource_type=resource_type, tenant=tenant, until_ms=clock.wall_ms() + 5_000)
+            held = await shard.lease(Caller(peer_id="ada"), max_items=10)
+            await clock.advance(6_000)
+            held += await shard.lease(Caller(peer_id="ada"), max_items=10)
+            assert len(held) == len(payloads)
+            for lease in held:
+                await shard.complete(lease.token, caller=Caller(peer_id="ada"))
+            frames = [frame async for frame in log.read(1)]
+        log = log.reopen()
+    await asyncio.to_thread(write_segments, tmp_path, Recorded("jobs", frames, log.log_id))
+    [planned], _ = await plan(str(tmp_path))
+    replayed, found = await looked_at(tmp_path, planned)
+    assert [finding for each in found for finding in each.named] == []
+    assert replayed.last == frames[-1].last

@@ -5,14 +5,19 @@ Nothing here starts Spark, and neither do the commands.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from omnirelay.errors import NotFound
+from omnirelay.lakehouse.bronze_source import find_new
 from omnirelay.lakehouse.shards import shards_at
+from omnirelay.lakehouse.source import LogReader
+from omnirelay.lakehouse.source_options import read_options
 from omnirelay.lakehouse.waiting import waited
+from omnirelay.segments.errors import SegmentsDamaged
 from tests.cli.processes import omnirelay
 from tests.segment_logs import SHARD, FrameLog
 from tests.spark.logs import segments_of, write_segments
@@ -85,3 +90,21 @@ def test_prefix_of_a_bucket_that_is_one_off_is_told_the_right_one(s3: S3Server) 
 
     assert said(s3.address("off")).endswith(f"; they are in {s3.address('off/events')}")
     assert said(s3.address("off/events/jobs")).endswith(f"'jobs', say {s3.address('off/events')}")
+
+
+def test_shard_that_has_lost_its_manifests_is_not_left_out(tmp_path: Path) -> None:
+    segments_of(tmp_path, 3, 4)
+    (tmp_path / "other" / "manifest").mkdir(parents=True)
+    (tmp_path / "other" / "manifest" / f"{1:020d}.json").write_text("{}")
+    shutil.rmtree(tmp_path / SHARD / "manifest")
+    assert waited(shards_at(str(tmp_path))) == [SHARD, "other"]
+    shutil.rmtree(tmp_path / "other")
+    [planned] = waited(find_new(str(tmp_path), {}, tmp_path / "staging"))
+    assert planned.refused is not None
+    assert "somebody removed the manifests" in planned.refused.reason
+    with pytest.raises(SegmentsDamaged, match="somebody removed the manifests"):
+        LogReader(read_options({"address": str(tmp_path)})).partitions()
+    # One segment may be the first, which a crash left before its manifest; and others may have folders of that name.
+    [_, second] = sorted((tmp_path / SHARD / "segments").iterdir())
+    second.rename(second.with_name("mine.parquet"))
+    assert "looked for SHARD/manifest/*.json below it" in said_of(tmp_path)

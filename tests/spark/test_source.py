@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from omnirelay.client.sync import SyncClient
-from omnirelay.errors import InvalidArgument, LogTrimmed, NotFound, OutOfRange
+from omnirelay.errors import FailedPrecondition, InvalidArgument, LogRegressed, LogTrimmed, NotFound, OutOfRange
 from omnirelay.lakehouse.columns import spark_schema
 from omnirelay.lakehouse.segment_files import read_segments, segment_files
 from omnirelay.lakehouse.source import LogReader
@@ -26,6 +28,7 @@ from omnirelay.lakehouse.tail import tail_batches
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.upkeep import compact, expire, purge
+from tests.cli.processes import omnirelay
 from tests.integration.test_replication_node import sink
 from tests.segment_logs import SHARD, START_MS, FrameLog, S3Server
 from tests.spark.logs import ThreadedNode, rows_of, segments_of, sequences, serving, write_segments
@@ -145,6 +148,7 @@ def test_options_choose_what_is_read(spark: SparkSession, tmp_path: Path) -> Non
         ({"address": "x", "shards": " , "}, "option shards must name at least one"),
         ({"address": "x", "failOnDataLoss": "perhaps"}, "failOnDataLoss must be true or false"),
         ({"url": "127.0.0.1"}, "option url must be an address"),
+        ({"address": "x", "path": "y"}, r"option address is 'x', and load\(…\) was given 'y'"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, str], message: str) -> None:
@@ -162,6 +166,8 @@ def test_wrong_options_reach_the_caller_of_spark(spark: SparkSession, tmp_path: 
         read(spark, tmp_path, shards="nobody").collect()
     with pytest.raises(PySparkException, match="after=latest is for streams"):
         read(spark, tmp_path, after="latest").collect()
+    with pytest.raises(PySparkException, match="the columns of omnirelay are its own"):
+        spark.read.format("omnirelay").schema("sequence BIGINT").load(str(tmp_path)).collect()
 
 
 @pytest.mark.parametrize("option", ["after", "upTo"])
@@ -277,6 +283,53 @@ def test_batch_is_sealed_segments_and_then_the_tail(spark: SparkSession, tmp_pat
         read(spark, lake, url=node.url).collect()
 
 
+def another_history(lake: Path, node: ThreadedNode) -> None:
+    options = read_options({"address": str(lake), "url": node.url})
+    for look in (LogReader(options).partitions, lambda: LogStreamReader(options).latestOffset({}, ReadAllAvailable())):
+        with pytest.raises(FailedPrecondition, match="has another history of 'resourcelease' than the segments"):
+            look()
+
+
+def test_tail_of_another_log_is_not_put_behind_segments(tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    with serving(sink("lake", "objects", path=str(lake)), data=tmp_path / "data") as node:
+        work(node, 2)
+        node.wait_for_sinks()
+        sealed = node.last()
+    with serving(data=tmp_path / "other") as node:
+        work(node, 9)
+        assert node.last() > sealed
+        another_history(lake, node)
+
+
+def test_tail_of_a_restored_log_is_put_behind_the_segments_that_it_continues_only(tmp_path: Path) -> None:
+    lake, data = tmp_path / "lake", tmp_path / "data"
+    with serving(sink("lake", "objects", path=str(lake)), data=data) as node:
+        work(node, 2)
+        node.wait_for_sinks()
+    shutil.copytree(data / "resourcelease", tmp_path / "backup" / "resourcelease")
+    with serving(sink("lake", "objects", path=str(lake)), data=data) as node:
+        work(node, 3)
+        node.wait_for_sinks()
+        sealed = node.last()
+    for source, place in (("backup", "older"), ("lake", "newest")):
+        restored = omnirelay("log", "restore", "--from", source, "--data", place, cwd=tmp_path)
+        assert restored.returncode == 0, restored.stderr
+    with serving(data=tmp_path / "older") as node:
+        another_history(lake, node)
+    with serving(data=tmp_path / "newest") as node:
+        assert node.last() > 1 << 32
+        reader = LogReader(read_options({"address": str(lake), "url": node.url}))
+        numbers = [
+            number
+            for each in reader.partitions()
+            for batch in reader.read(each)
+            for number in batch["sequence"].to_pylist()
+        ]
+        assert numbers[:sealed] == list(range(1, sealed + 1))
+        assert sealed + (1 << 32) <= numbers[sealed] <= numbers[-1] == node.last()
+
+
 # -- streams -------------------------------------------------------------------------------------
 
 
@@ -337,6 +390,21 @@ def test_stream_misses_a_shard_that_it_has_read_unless_told(tmp_path: Path) -> N
     for more in ({"failOnDataLoss": "false"}, {"shards": "jobs"}):
         lenient = LogStreamReader(read_options(options | more))
         assert lenient.latestOffset(read_before, ReadAllAvailable()) == read_before
+
+
+def test_stream_that_was_further_than_the_log_says_so_unless_told(tmp_path: Path) -> None:
+    segments_of(tmp_path, 5)
+    options = read_options({"address": str(tmp_path)})
+    gone_back = pytest.raises(LogRegressed, match="'jobs' ends with event 5, and was read up to 7: it is another log")
+    with gone_back:
+        LogStreamReader(options).latestOffset({SHARD: 7}, ReadAllAvailable())
+    older = UnlimitedLogStreamReader(options)
+    older.reached = {SHARD: 7}
+    with gone_back:
+        older.latestOffset()
+    going_on = msgspec.structs.replace(options, fail_on_data_loss=False)
+    assert LogStreamReader(going_on).latestOffset({SHARD: 7}, ReadAllAvailable()) == {SHARD: 7}
+    assert LogStreamReader(options).latestOffset({SHARD: 5}, ReadAllAvailable()) == {SHARD: 5}
 
 
 def test_stream_skips_the_gap_that_a_new_generation_leaves(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from omnirelay.errors import NotFound, Unavailable
 from omnirelay.lakehouse.source import LogReader
 from omnirelay.lakehouse.source_options import read_options
-from omnirelay.lakehouse.tail import last_sequences, stored_of
+from omnirelay.lakehouse.tail import Live, live_shards, stored_of
 from omnirelay.wire.events import readable
 from tests.property.event_strategies import any_stored
 
@@ -51,13 +51,13 @@ def starting() -> Iterator[str]:
 
 def test_shard_that_a_node_is_still_reading_does_not_pass_for_one_without_events(starting: str) -> None:
     with pytest.raises(Unavailable, match=r"the shard 'jobs' of the node at .* does not serve yet"):
-        last_sequences(starting)
-    assert last_sequences(starting, ["other"]) == {"other": 7}
+        live_shards(starting)
+    assert live_shards(starting, ["other"]) == {"other": Live(7)}
 
 
 def test_a_password_in_the_address_is_not_named(starting: str) -> None:
     with pytest.raises(Unavailable, match=r"the node at http://me:\*\*\*@127") as caught:
-        last_sequences(starting.replace("//", "//me:secret@"))
+        live_shards(starting.replace("//", "//me:secret@"))
     assert "secret" not in caught.value.message
 
 

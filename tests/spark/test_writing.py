@@ -163,6 +163,16 @@ def test_instant_in_a_key_is_the_same_in_every_time_zone() -> None:
     assert request_id(options_with("a"), {"a": [{"at": there}]}) == request_id(options_with("a"), {"a": [{"at": noon}]})
 
 
+def test_keys_that_spark_takes_for_equal_are_one_item() -> None:
+    below_zero, zero = ({"a": [{"at": value}], "b": value} for value in (-0.0, 0.0))
+    assert request_id(options_with("a", "b"), below_zero) == request_id(options_with("a", "b"), zero)
+    # Arrow hands a map over as pairs, and an array of arrays as lists.
+    pairs = [("x", 1), ("y", 2)]
+    assert request_id(options_with("a"), {"a": pairs}) == request_id(options_with("a"), {"a": pairs[::-1]})
+    lists = [["x", 1], ["y", 2]]
+    assert request_id(options_with("a"), {"a": lists}) != request_id(options_with("a"), {"a": lists[::-1]})
+
+
 @pytest.mark.parametrize("value", [None, float("nan"), float("-inf")])
 def test_key_that_tells_nothing_apart_is_refused(value: float | None) -> None:
     with pytest.raises(InvalidArgument, match=r"key column a is (null|nan|-inf): such rows"):

@@ -98,4 +98,6 @@ def shard_status(component: ResourceLeaseComponent) -> dict[str, Any]:
         "backpressure": pressure.active,
         **({"intake": pressure.reason} if pressure.active else {}),
         "lastSequence": shard.last_sequence,
+        "logId": shard.log.log_id,
+        "generation": state.generation,
     }

@@ -52,10 +52,13 @@ class Watch:
             ev.DeadLetterEdited: self._edited,
             ev.CancelRequested: self._cancel_requested,
             ev.OptionsChanged: self._options,
+            ev.LeaderElected: self._elected,
             ev.GenerationStarted: self._started,
         }
         self._steps: dict[type[Any], tuple[Callable[[Any], bool] | None, Callable[[State, Any], None]]] = {}
         """What is done with an event of a type: looked up once."""
+        self._epoch = 0
+        """That of the last takeover; a state does not have it."""
         self._tight = True
         """Whether these events may come near the capacity; with room to spare nobody has to ask with every item."""
 
@@ -65,8 +68,13 @@ class Watch:
         steps = self._steps
         self._tight = state.live_count + len(events) > state.options.items_max
         last: ev.Event | None = None
+        time = state.time
         for event in events:
             kind = type(event)
+            if event.timestamp < time:
+                self._name("follows", event, None, f"time goes back by {time - event.timestamp} ms")
+            else:
+                time = event.timestamp
             try:
                 check, apply = steps[kind]
             except KeyError:
@@ -79,7 +87,7 @@ class Watch:
                 last = event
         if last is not None:
             state.sequence = last.sequence_number
-            state.time = last.timestamp
+            state.time = time
 
     def _name(self, rule: str, event: ev.Event, item: int | None, what: str) -> None:
         self._findings.add(rule, event.sequence_number, f"{type(event).__name__}: {what}", item)
@@ -89,6 +97,10 @@ class Watch:
     def _enqueued(self, event: ev.Enqueue) -> bool:
         if event.sequence_id in self.state.items:
             self._name("life", event, event.sequence_id, "the item is there already")
+            return False
+        if event.sequence_id < self.state.next_sequence_id:
+            what = f"the number was given out before, the next one is {self.state.next_sequence_id}"
+            self._name("life", event, event.sequence_id, what)
             return False
         if self._tight:
             self._check_room(event, 1)
@@ -127,11 +139,21 @@ class Watch:
                 self._name("fences", event, number, f"its fence is not above the item's last one, {last.fence}")
         if token.attempt != item.attempt:
             self._name("limits", event, number, f"it is attempt {token.attempt}, the item is at {item.attempt}")
+        if self.state.pauses and self._is_paused(event, item):
+            return False  # The schedule does not offer it, so it cannot be taken from there.
         if self._gates.matter:
             for rule, what in self._gates.objections(item):
                 self._name(rule, event, number, what)
             self._gates.hold(item)
         return True
+
+    def _is_paused(self, event: ev.LeaseGranted, item: Item) -> bool:
+        tenant = (item.payload.attributes or {}).get(self.state.options.tenant_attribute, "")
+        for pause in self.state.pauses.values():
+            if pause.resource_type in (None, item.payload.resource_type) and pause.tenant in (None, tenant):
+                self._name("follows", event, item.sequence_id, f"{pause.scope} is paused")
+                return True
+        return False
 
     def _owned(self, event: ev.Heartbeat | ev.Completed | ev.Failed | ev.Released | ev.Expired) -> bool:
         token = event.ownership
@@ -139,8 +161,14 @@ class Watch:
         if item is not None and item.lease is not None:
             live = item.lease.token
             if live.lease_id == token.lease_id and live.fence == token.fence:
-                return True
-            what = f"lease {token.lease_id} (fence {token.fence}) is over, {live.lease_id} (fence {live.fence}) is live"
+                if live.attempt == token.attempt:
+                    return True
+                what = f"it names attempt {token.attempt}, the live lease is attempt {live.attempt}"
+            else:
+                what = (
+                    f"lease {token.lease_id} (fence {token.fence}) is over,"
+                    f" {live.lease_id} (fence {live.fence}) is live"
+                )
         else:
             what = f"no lease of an item that is {_state_of(item)} is live"
         self._name("owner", event, token.sequence_id, what)
@@ -162,6 +190,9 @@ class Watch:
             most = self.state.options.max_delivery_attempts if item.max_attempts is None else item.max_attempts
             if event.next_attempt - floor > most:
                 what = f"attempt {event.next_attempt - floor} is to follow, {most} are allowed"
+                self._name("limits", event, item.sequence_id, what)
+            elif event.next_attempt != item.attempt + 1:
+                what = f"attempt {event.next_attempt} is to follow attempt {item.attempt}"
                 self._name("limits", event, item.sequence_id, what)
         return True
 
@@ -226,6 +257,12 @@ class Watch:
         if event.generation <= self.state.generation:
             what = f"generation {event.generation} follows generation {self.state.generation}"
             self._name("fences", event, None, what)
+        return True
+
+    def _elected(self, event: ev.LeaderElected) -> bool:
+        if event.epoch < self._epoch:
+            self._name("fences", event, None, f"epoch {event.epoch} follows epoch {self._epoch}")
+        self._epoch = max(self._epoch, event.epoch)
         return True
 
     def check_depth(self, sequence: int, pending: int | None, active: int | None) -> None:

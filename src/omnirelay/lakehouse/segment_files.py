@@ -48,6 +48,8 @@ class ShardSegments(msgspec.Struct, frozen=True):
     """Segments begin behind this event; what was before was dropped, or never here."""
     last: int
     """The last event in segments."""
+    generation: int
+    """That of the last event; 0 when it is not known."""
     entries: tuple[Entry, ...]
 
 
@@ -149,4 +151,5 @@ async def list_segments(
 async def _of_shard(store: ObjectStore, shard: str, after: int | None) -> ShardSegments:
     reader = SegmentReader(store, shard)
     manifest, entries = (await reader.manifest(), []) if after is None else await reader.listed(after + 1)
-    return ShardSegments(shard, manifest.log_id, manifest.anchor.sequence, manifest.last, tuple(entries))
+    generation = 0 if manifest.end is None else manifest.end.generation
+    return ShardSegments(shard, manifest.log_id, manifest.anchor.sequence, manifest.last, generation, tuple(entries))

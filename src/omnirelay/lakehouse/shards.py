@@ -16,7 +16,8 @@ from omnirelay.errors import NotFound
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.errors import BucketMissing
 from omnirelay.segments.local import LocalObjectStore
-from omnirelay.segments.store import ObjectStore
+from omnirelay.segments.store import ObjectStore, StoredObject
+from omnirelay.segments.unlisted import were_committed
 
 _FOLDER: Final = "manifest"
 NO_SEGMENTS: Final = "error.segments.none"
@@ -32,6 +33,7 @@ async def shards_at(address: str, options: Mapping[str, Any] | None = None) -> l
 async def shards_of(store: ObjectStore, chosen: Collection[str] | None = None) -> list[str]:
     """The shards that have segments in a store, or of these the chosen ones, by name.
 
+    One that has lost its manifests is among them: whoever reads it is told so, while leaving it out would lose it.
     Raises NotFound (`error.segments.none`) when there are none at all, or not of a chosen shard.
     """
     try:
@@ -40,7 +42,7 @@ async def shards_of(store: ObjectStore, chosen: Collection[str] | None = None) -
         raise NotFound(f"there are no segments: {error.message}", code=NO_SEGMENTS, field="source") from None
     holders = {holder for each in listed if (holder := _holder(each.key)) is not None}
     # What lies deeper is of another address.
-    there = sorted(name for name in holders if name and "/" not in name)
+    there = sorted({*(name for name in holders if name and "/" not in name), *_without_manifest(listed, holders)})
     if not there:
         raise NotFound(_without_any(store, holders), code=NO_SEGMENTS, field="source")
     for name in sorted(chosen or ()):
@@ -52,6 +54,16 @@ async def shards_of(store: ObjectStore, chosen: Collection[str] | None = None) -
                 shard=name,
             )
     return sorted(set(chosen)) if chosen else there
+
+
+def _without_manifest(listed: Iterable[StoredObject], holders: Collection[str]) -> list[str]:
+    """The directories right below the address that hold segments of a shard and no manifest, though they had one."""
+    beside: dict[str, list[str]] = {}
+    for each in listed:
+        name, _, rest = each.key.partition("/")
+        if rest.count("/") == 1 and name not in holders:
+            beside.setdefault(name, []).append(each.key)
+    return [name for name, keys in beside.items() if were_committed(keys)]
 
 
 def check_named(who: str, named: Iterable[str], there: Collection[str], remedy: str = "") -> None:

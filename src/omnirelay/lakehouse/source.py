@@ -59,9 +59,11 @@ class OmniRelayDataSource(DataSource):
         return spark_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        _check_schema(schema)
         return LogReader(read_options(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        _check_schema(schema)
         options = read_options(self.options)
         try:
             from omnirelay.lakehouse.source_stream import LogStreamReader
@@ -81,6 +83,12 @@ class OmniRelayDataSource(DataSource):
         from omnirelay.lakehouse.writing import ItemStreamWriter, read_write_options
 
         return ItemStreamWriter(read_write_options(self.options, schema, overwrite))
+
+
+def _check_schema(schema: StructType) -> None:
+    """Raises InvalidArgument for columns of the caller's own (`.schema(…)`): a task would fail much later for them."""
+    if [(field.name, field.dataType) for field in schema] != [(each.name, each.dataType) for each in spark_schema()]:
+        raise InvalidArgument("the columns of omnirelay are its own: leave out schema(…), and select the ones you need")
 
 
 class PiecePartition(InputPartition):

@@ -55,6 +55,8 @@ def read_options(options: Mapping[str, str]) -> SourceOptions:
     if unknown:
         raise _wrong(unknown[0], f"is no option of omnirelay; there are {', '.join(sorted(_KNOWN))} and {_PREFIX}NAME")
     address = given.get("address") or given.get("path")
+    if given.get("path") and address != given["path"]:
+        raise _wrong("address", f"is {address!r}, and load(…) was given {given['path']!r}; say one of them")
     url = given.get("url")
     if not address and not url:
         raise _wrong("address", "or url is required: where the segments are, or a node")

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from omnirelay.errors import LogTrimmed, NotFound
+from omnirelay.client.addresses import without_password
+from omnirelay.errors import FailedPrecondition, LogTrimmed, NotFound
 from omnirelay.lakehouse.columns import conformed
 from omnirelay.lakehouse.segment_files import ShardSegments, list_segments
 from omnirelay.lakehouse.shards import check_named, shards_at
 from omnirelay.lakehouse.source_filters import Wanted
 from omnirelay.lakehouse.source_options import SourceOptions
-from omnirelay.lakehouse.tail import last_sequences, tail_batches
+from omnirelay.lakehouse.tail import Live, first_behind, live_shards, tail_batches
 from omnirelay.lakehouse.waiting import waited
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.errors import ObjectMissing
@@ -56,13 +57,36 @@ class Extent(msgspec.Struct, frozen=True):
 def extents(
     options: SourceOptions, after: Mapping[str, int] | None, shards: Collection[str] | None
 ) -> dict[str, Extent]:
-    """Every shard that is asked for, as it is now; segments only behind `after`, none at all when that is None."""
-    live = {} if options.url is None else last_sequences(options.url, shards)
+    """Every shard that is asked for, as it is now; segments only behind `after`, none at all when that is None.
+
+    Raises FailedPrecondition when the node has another history of a shard than the segments.
+    """
+    live = {} if options.url is None else live_shards(options.url, shards)
     sealed = {} if options.address is None else _sealed(options, options.address, after, shards, live)
     there = {*sealed, *live}
     wanted = there if shards is None else set(shards)
     check_named("option shards", wanted, there)
-    return {name: Extent(name, sealed.get(name), live.get(name)) for name in sorted(wanted)}
+    for name in sorted(wanted & sealed.keys() & live.keys()):
+        _check_history(options, sealed[name], live[name])
+    return {name: Extent(name, sealed.get(name), live[name].last if name in live else None) for name in sorted(wanted)}
+
+
+def _check_history(options: SourceOptions, sealed: ShardSegments, live: Live) -> None:
+    """Segments and node have to be of one log: the end of one put behind the other would be a history nobody had."""
+    assert options.url is not None
+    if live.log_id is None or live.generation is None:
+        return
+    same = live.log_id == sealed.log_id and live.generation >= sealed.generation
+    if same and 0 < sealed.generation < live.generation:
+        # The log was restored since, perhaps from before the end of the segments: then it jumps over that end.
+        same = first_behind(options.url, sealed.shard, sealed.last - 1) == sealed.last
+    if not same:
+        raise FailedPrecondition(
+            f"the node at {without_password(options.url)} has another history of {sealed.shard!r} than the segments in"
+            f" {options.address}: it is another log, or was restored from before event {sealed.last}; read one of them",
+            shard=sealed.shard,
+            sequence=sealed.last,
+        )
 
 
 def _sealed(

@@ -7,12 +7,12 @@ on, so nothing is ever trimmed because of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from omnirelay.errors import InvalidArgument
+from omnirelay.errors import InvalidArgument, LogRegressed
 from omnirelay.lakehouse.shards import check_named
 from omnirelay.lakehouse.source import PiecePartition
 from omnirelay.lakehouse.source_filters import Wanted
@@ -60,11 +60,24 @@ class StreamReader(DataSourceStreamReader):
         check_shards(self.options, found)
         return found
 
-    def _miss(self, known: Iterable[str], found: Collection[str]) -> None:
-        """Raises NotFound for a shard that was read before and is not there any more, unless told to go on."""
-        if self.options.fail_on_data_loss:
-            chosen = known if self.options.shards is None else set(known).intersection(self.options.shards)
-            check_named("the checkpoint", chosen, found, "; option failOnDataLoss=false goes on without it")
+    def _miss(self, known: Mapping[str, int], found: Mapping[str, Extent]) -> None:
+        """Raises NotFound for a shard that was read before and is not there any more, and LogRegressed for one that
+        ends before what was read of it, unless told to go on. Waiting until its numbers get there would leave out what
+        it has: it is another log, or one that lost its end.
+        """
+        if not self.options.fail_on_data_loss:
+            return
+        chosen = known if self.options.shards is None else set(known).intersection(self.options.shards)
+        check_named("the checkpoint", chosen, found, "; option failOnDataLoss=false goes on without it")
+        for shard, extent in found.items():
+            if extent.last < known.get(shard, 0):
+                raise LogRegressed(
+                    f"{shard!r} ends with event {extent.last}, and was read up to {known[shard]}: it is another log, an"
+                    " old copy, or has lost its end; begin with a new checkpoint, or option failOnDataLoss=false waits"
+                    " for what comes behind that",
+                    shard=shard,
+                    sequence=extent.last,
+                )
 
     def _ends(self) -> dict[str, int]:
         return {shard: end for shard, end in self._ends_of(self._found(None)).items() if end}

@@ -36,10 +36,20 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 class _Component(msgspec.Struct, rename="camel"):
     name: str
     last_sequence: int | None = None
+    log_id: str | None = None
+    generation: int | None = None
 
 
 class _About(msgspec.Struct):
     components: list[_Component]
+
+
+class Live(msgspec.Struct, frozen=True):
+    """A shard as a node has it. Older nodes do not say which log, and which generation of it."""
+
+    last: int
+    log_id: str | None = None
+    generation: int | None = None
 
 
 class TailEvent(msgspec.Struct, frozen=True, gc=False):
@@ -52,8 +62,8 @@ class TailEvent(msgspec.Struct, frozen=True, gc=False):
     active: None = None
 
 
-def last_sequences(url: str, shards: Collection[str] | None = None) -> dict[str, int]:
-    """The last event of every shard that a node serves. Raises Unavailable, also while one of `shards` is starting.
+def live_shards(url: str, shards: Collection[str] | None = None) -> dict[str, Live]:
+    """Every shard that a node serves. Raises Unavailable, also while one of `shards` is starting.
 
     Without names that is any of them; others that are starting are left out.
     """
@@ -69,7 +79,11 @@ def last_sequences(url: str, shards: Collection[str] | None = None) -> dict[str,
         # Left out, it would pass for a shard that has nothing new.
         if each.last_sequence is None and (shards is None or each.name in shards):
             raise Unavailable(f"the shard {each.name!r} of {_node(url)} does not serve yet; try again")
-    return {each.name: each.last_sequence for each in about.components if each.last_sequence is not None}
+    return {
+        each.name: Live(each.last_sequence, each.log_id, each.generation)
+        for each in about.components
+        if each.last_sequence is not None
+    }
 
 
 def first_behind(url: str, shard: str, after: int) -> int | None:
@@ -87,7 +101,8 @@ def tail_batches(
     """
     from omnirelay.segments.arrow import to_arrow
 
-    reached = last_sequences(url, [shard]).get(shard)
+    live = live_shards(url, [shard]).get(shard)
+    reached = None if live is None else live.last
     if reached is None or reached < last:
         raise OutOfRange(
             f"{_node(url)} has {shard!r} up to event {reached}, {last} was there before: is it another node?",

@@ -160,13 +160,18 @@ def request_id(options: WriteOptions, row: Mapping[str, Any]) -> str:
 
 
 def _told_apart(name: str, value: Any) -> Any:
-    """A value of a key as it is hashed: an instant in UTC, whatever time zone the session has."""
+    """A value of a key as it is hashed: what Spark takes for equal becomes the same."""
     if isinstance(value, datetime) and value.tzinfo is not None:
-        return value.astimezone(UTC)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidArgument(f"key column {name} is {value}: such rows cannot be told apart", field=name)
+        return value.astimezone(UTC)  # Whatever time zone the session has.
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidArgument(f"key column {name} is {value}: such rows cannot be told apart", field=name)
+        return value + 0.0  # There is no zero below zero.
     if isinstance(value, list | tuple):
-        return [_told_apart(name, each) for each in value]
+        told = [_told_apart(name, each) for each in value]
+        # A map comes as pairs, in the order in which somebody put them in.
+        is_map = isinstance(value, list) and value and isinstance(value[0], tuple)
+        return sorted(told, key=msgspec.json.encode) if is_map else told
     if isinstance(value, dict):
         return {field: _told_apart(name, each) for field, each in value.items()}
     return value
