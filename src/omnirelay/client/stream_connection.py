@@ -36,6 +36,8 @@ FLUSH_BYTES_MAX = 4 * 1024 * 1024
 UPGRADE_REQUIRED = 426
 ACKS_MAX = 1_000
 """Most acknowledgements in one message."""
+WAITING_VERBS = ("lease", "get", "enqueue")
+"""Calls that a node may take long to answer, because they wait for something."""
 
 A = TypeVar("A")
 
@@ -267,8 +269,8 @@ class StreamConnection(WebSocketLink):
         try:
             return await self._within(ttl_ms, waiting)
         except asyncio.CancelledError:
-            if call_id in self._leasing:
-                # Or the node would grant it what comes next, for as long as it would have waited.
+            if verb in WAITING_VERBS and call_id in self._answers:
+                # Or it would wait on: take a place of this stream, come in later, or be granted what comes next.
                 self.say(abandon=[call_id])
             # The answer may have come in the very turn of the loop in which the caller was told to go.
             if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
