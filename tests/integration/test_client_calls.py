@@ -225,6 +225,8 @@ async def test_many_items_come_in_whole_batches_in_order() -> None:
         assert [each.sequence_id for each in results] == list(range(1, 10_501))
         large = await client.enqueue_many(items(12, body=b"x" * 900_000))
         assert len({each.sequence_id for each in large}) == 12
+        wide = await client.enqueue_many(items(150, attributes={str(number): "x" * 4_000 for number in range(3)}))
+        assert len({each.sequence_id for each in wide}) == 150
 
 
 async def test_a_bad_item_among_many_raises_its_error_with_its_place() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
 
 from omnirelay.client.client import Client
+from omnirelay.client.linking import ClientClosed
+from omnirelay.client.stream_connection import StreamConnection
 from omnirelay.core.options import QueueOptions
 from omnirelay.service import stream_calls
 from tests.integration.nodes import running_node
@@ -32,7 +35,7 @@ async def test_calls_that_nobody_waits_for_take_no_place_of_others(monkeypatch: 
 
 
 async def test_an_item_that_waits_for_room_does_not_come_in_when_its_caller_has_gone() -> None:
-    async with running_node(options=QueueOptions(capacity=1)) as node, Client(node.url) as client:
+    async with running_node(options=QueueOptions(capacity=1, backpressure_cooldown_ms=0)) as node, Client(node.url) as client:
         await client.enqueue("table", "first")
         waiting = asyncio.create_task(client.enqueue("table", "second", wait_ms=3_600_000))
         await client.stats()
@@ -41,3 +44,20 @@ async def test_an_item_that_waits_for_room_does_not_come_in_when_its_caller_has_
         await client.complete(lease)
         third = await client.enqueue("table", "third", wait_ms=PATIENCE_MS)
         assert [item.sequence_id for item in (await client.peek()).items] == [third.sequence_id]
+
+
+async def test_a_client_that_is_closed_in_any_turn_of_connecting_leaves_no_connection_behind() -> None:
+    async with running_node() as node:
+        connected = turns = 0
+        while connected < 10:
+            client = Client(node.url, mode="stream")
+            call = asyncio.create_task(client.stats())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await client.close()
+            await asyncio.wait((call,))
+            connected += call.exception() is None
+            with pytest.raises(ClientClosed):
+                await client.stats()
+            turns += 1
+        assert [each for each in gc.get_objects() if isinstance(each, StreamConnection) and each.alive] == []

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from omnirelay.core.intake import TIME_MAX_MS
 from omnirelay.errors import InvalidArgument
 from omnirelay.wire.instants import instant
+from omnirelay.wire.requests import WAIT_MAX_MS
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -96,6 +97,14 @@ def as_timeout(field: str, ms: N) -> N:
     if not isinstance(given, int | float) or not 0 < given <= TIME_MAX_MS:
         raise _wrong(field, f"must be more than 0 milliseconds and have an end, not {given!r}")
     return ms
+
+
+def as_wait(field: str, ms: int) -> int:
+    """How long a node is to wait: not at all, or some time."""
+    whole = as_whole(field, ms)
+    if not 0 <= whole <= WAIT_MAX_MS:
+        raise _wrong(field, f"must be from 0 to {WAIT_MAX_MS} milliseconds, not {ms!r}")
+    return whole
 
 
 def as_names(field: str, values: Iterable[str] | None) -> list[str] | None:

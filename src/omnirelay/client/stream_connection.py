@@ -107,6 +107,7 @@ class StreamConnection(WebSocketLink):
         port = parts.port or (443 if scheme == "wss" else 80)
         loop = asyncio.get_running_loop()
         link: StreamConnection | None = None
+        opened = False
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, link = await loop.create_connection(
@@ -116,12 +117,13 @@ class StreamConnection(WebSocketLink):
                     ssl=True if scheme == "wss" else None,
                 )
                 await link.opened
+                opened = True
         except (OSError, TimeoutError, UnicodeError) as error:
             reason = str(error) or "no answer in time"
             raise NotConnected(f"cannot reach {without_password(url)}: {reason}", retry_after_ms=100) from None
         finally:
-            if link is not None and not link.alive:
-                link._abort()
+            if link is not None and not opened:
+                link._abort()  # It may be open: in the very turn in which the caller was told to go.
         return link
 
     @property
