@@ -35,7 +35,10 @@ async def test_calls_that_nobody_waits_for_take_no_place_of_others(monkeypatch: 
 
 
 async def test_an_item_that_waits_for_room_does_not_come_in_when_its_caller_has_gone() -> None:
-    async with running_node(options=QueueOptions(capacity=1, backpressure_cooldown_ms=0)) as node, Client(node.url) as client:
+    async with (
+        running_node(options=QueueOptions(capacity=1, backpressure_cooldown_ms=0)) as node,
+        Client(node.url) as client,
+    ):
         await client.enqueue("table", "first")
         waiting = asyncio.create_task(client.enqueue("table", "second", wait_ms=3_600_000))
         await client.stats()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from omnirelay.core.intake import TIME_MAX_MS
@@ -113,6 +113,13 @@ def as_names(field: str, values: Iterable[str] | None) -> list[str] | None:
     for each in names or ():
         as_kind(field, each, str)
     return names
+
+
+def as_mapping(field: str, values: Mapping[str, str]) -> dict[str, str]:
+    """Names and values."""
+    if not isinstance(values, Mapping):
+        raise _wrong(field, f"must be names and values, as a dict has them, not {type(values).__name__}")
+    return dict(values)
 
 
 def as_kind(field: str, value: T, kind: type[T]) -> T:

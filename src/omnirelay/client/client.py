@@ -27,6 +27,7 @@ from omnirelay.client.arguments import (
     as_instant,
     as_kind,
     as_list,
+    as_mapping,
     as_names,
     as_timeout,
     as_wait,
@@ -219,7 +220,9 @@ class Client:
         request = AskingItems(items, as_whole_or_none("wait_ms", wait_ms))
         attempt = self._attempt("enqueue", request, out.EnqueueAnswer)
         final = () if ids_needed else (RequestIdsFull,)
-        return await self._with_retries(attempt, self.timeout_ms if timeout_ms is None else timeout_ms, repeatable=repeatable, final=final)
+        return await self._with_retries(
+            attempt, self.timeout_ms if timeout_ms is None else timeout_ms, repeatable=repeatable, final=final
+        )
 
     # -- leasing -------------------------------------------------------------------------------
 
@@ -313,7 +316,7 @@ class Client:
                 error_code=error_code,
                 mode=mode,
                 delay_ms=as_whole_or_none("delay_ms", delay_ms),
-                metadata=None if metadata is None else dict(as_kind("metadata", metadata, Mapping)),
+                metadata=None if metadata is None else as_mapping("metadata", metadata),
             )
         )
 
@@ -331,7 +334,9 @@ class Client:
             connection = self._linking.live or await self._linking.connected(left_ms)
             return await connection.acknowledge(ack, left_ms)
 
-        return self.checked(await self._with_retries(attempt, self.timeout_ms if timeout_ms is None else timeout_ms, repeatable=True))
+        return self.checked(
+            await self._with_retries(attempt, self.timeout_ms if timeout_ms is None else timeout_ms, repeatable=True)
+        )
 
     @staticmethod
     def checked(outcome: out.Outcome) -> out.Outcome:
@@ -494,7 +499,9 @@ class Client:
     ) -> A:
         """Any verb: send the request, read the answer. `repeatable`: carrying it out twice is as good as once."""
         attempt = self._attempt(verb, request, answer)
-        return await self._with_retries(attempt, self.timeout_ms if timeout_ms is None else timeout_ms, repeatable=repeatable)
+        return await self._with_retries(
+            attempt, self.timeout_ms if timeout_ms is None else timeout_ms, repeatable=repeatable
+        )
 
     def _attempt(self, verb: str, request: Any, answer: type[A]) -> Callable[[float], Awaitable[A]]:
         asking = request if isinstance(request, Asking) else Asking(request)

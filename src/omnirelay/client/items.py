@@ -82,7 +82,7 @@ def with_ids(items: Sequence[ItemSpec], ids: Sequence[str | None]) -> list[ItemS
 
 
 def _text_in(item: ItemSpec) -> int:
-    """How many characters it has, for which a node reckons with four bytes each. What is no text is for it to refuse."""
+    """How many characters it has: a node reckons with four bytes for each. What is no text is for it to refuse."""
     try:
         text = len(item.resource_type) + len(item.resource_id)
         for other in (item.partition_key, item.encoding, item.request_id):

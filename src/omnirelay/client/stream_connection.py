@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
@@ -23,6 +24,7 @@ from omnirelay.client.connections import CONNECT_SECONDS, decoder_of, procedures
 from omnirelay.client.elapsed_time import elapsed_seconds
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.client.messages import Message, answer_in, messages_in
+from omnirelay.client.room import Room
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import TOO_LARGE, Internal, InvalidArgument
 from omnirelay.transport.websocket import MESSAGE_MAX, WebSocketLink
@@ -36,6 +38,11 @@ FLUSH_BYTES_MAX = 4 * 1024 * 1024
 UPGRADE_REQUIRED = 426
 ACKS_MAX = 1_000
 """Most acknowledgements in one message."""
+CALLS_MAX = 8_000
+BYTES_MAX = 16 * 1024 * 1024
+"""What may be under way at a time, of calls and of acknowledgements: less than a node bears, and little enough for what
+goes out behind it to get there soon.
+"""
 WAITING_VERBS = ("lease", "get", "enqueue")
 """Calls that a node may take long to answer, because they wait for something."""
 
@@ -86,6 +93,8 @@ class StreamConnection(WebSocketLink):
         self._flushing = False
         self._leasing: set[int] = set()
         """Calls for leases under way: what comes of one that nobody waits for any more is given back."""
+        self._room = Room(calls_max=CALLS_MAX, bytes_max=BYTES_MAX)
+        self._ack_room = Room(calls_max=sys.maxsize, bytes_max=BYTES_MAX)
         self._mark = 0
         self.end_reason: str | None = None
         """What the node said before it ended the stream."""
@@ -129,6 +138,9 @@ class StreamConnection(WebSocketLink):
     @property
     def alive(self) -> bool:
         return not self._gone and self._engine.state is State.OPEN
+
+    def unanswered_bytes(self) -> int:
+        return self._room.taken_bytes + self._ack_room.taken_bytes
 
     @property
     def heard_at(self) -> float:
@@ -249,6 +261,8 @@ class StreamConnection(WebSocketLink):
         self._leasing.clear()
         if self._due_timer is not None:
             self._due_timer.cancel()
+        for room in (self._room, self._ack_room):
+            room.end(NotConnected("the connection to the node is gone", retry_after_ms=100))
         for future in waiting:
             if not future.done():
                 future.set_exception(lost)
@@ -263,6 +277,20 @@ class StreamConnection(WebSocketLink):
 
     async def call(self, verb: str, request: Asking, ttl_ms: float, answer: type[A]) -> A:
         body = request.body(packed=self._form.binary)
+        if not self._room.enter(len(body)):
+            ttl_ms = await self._wait_for(self._room, len(body), ttl_ms)
+        try:
+            return await self._call(verb, body, ttl_ms, answer)
+        finally:
+            self._room.leave(len(body))
+
+    async def _wait_for(self, room: Room, size: int, ttl_ms: float) -> float:
+        """Returns how much of its time a call has left then."""
+        began = self._loop.time()
+        await room.wait(size, ttl_ms / 1000)
+        return max(1.0, ttl_ms - (self._loop.time() - began) * 1000)
+
+    async def _call(self, verb: str, body: bytes, ttl_ms: float, answer: type[A]) -> A:
         message = self._form.call(verb, body, max(1, int(ttl_ms)), compact=answer in COMPACT_ANSWERS)
         waiting: asyncio.Future[A] = self._ask("call", message, answer)
         call_id = self._next_id
@@ -336,10 +364,15 @@ class StreamConnection(WebSocketLink):
                 code=TOO_LARGE,
                 limit=MESSAGE_MAX,
             )
+        if not self._ack_room.enter(len(message)):
+            ttl_ms = await self._wait_for(self._ack_room, len(message), ttl_ms)
         outcome: asyncio.Future[Outcome] = self._loop.create_future()
         self._acks.append((message, outcome))
         self._flush_soon(now=not self._answers)
-        return await self._within(ttl_ms, outcome)
+        try:
+            return await self._within(ttl_ms, outcome)
+        finally:
+            self._ack_room.leave(len(message))
 
     def say(self, **message: Any) -> int:
         """Send what has no answer: `open`, `credit`, `begin`. `clock` is this machine's time; the node gives it back.
