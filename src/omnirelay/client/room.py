@@ -11,8 +11,8 @@ from omnirelay.errors import OmniRelayError, ResourceExhausted
 
 
 class Room:
-    """Those that wait get in in the order they came. One counts as half of all the bytes at most, so that it need not be
-    alone, however large it is.
+    """Those that wait get in in the order they came. One counts as half of all the bytes at most: it need not be alone,
+    however large it is.
     """
 
     def __init__(self, *, calls_max: int, bytes_max: int) -> None:

@@ -355,8 +355,6 @@ class StreamConnection(WebSocketLink):
 
     async def acknowledge(self, ack: StreamAck, ttl_ms: float) -> Outcome:
         """Acknowledgements of one turn of the loop travel as one message, each with an outcome of its own."""
-        if not self.alive:
-            raise NotConnected("the connection to the node is gone", retry_after_ms=100)
         message = encoded_ack(ack, self._form)
         if len(message) > MESSAGE_MAX - 100:
             raise InvalidArgument(
@@ -366,10 +364,12 @@ class StreamConnection(WebSocketLink):
             )
         if not self._ack_room.enter(len(message)):
             ttl_ms = await self._wait_for(self._ack_room, len(message), ttl_ms)
-        outcome: asyncio.Future[Outcome] = self._loop.create_future()
-        self._acks.append((message, outcome))
-        self._flush_soon(now=not self._answers)
         try:
+            if not self.alive:
+                raise NotConnected("the connection to the node is gone", retry_after_ms=100)
+            outcome: asyncio.Future[Outcome] = self._loop.create_future()
+            self._acks.append((message, outcome))
+            self._flush_soon(now=not self._answers)
             return await self._within(ttl_ms, outcome)
         finally:
             self._ack_room.leave(len(message))
