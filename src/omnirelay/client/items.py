@@ -85,9 +85,12 @@ def _text_in(item: ItemSpec) -> int:
     """How many characters it has: a node reckons with four bytes for each. What is no text is for it to refuse."""
     try:
         text = len(item.resource_type) + len(item.resource_id)
-        for other in (item.partition_key, item.encoding, item.request_id):
-            if other is not None:
-                text += len(other)
+        if item.partition_key is not None:
+            text += len(item.partition_key)
+        if item.encoding is not None:
+            text += len(item.encoding)
+        if item.request_id is not None:
+            text += len(item.request_id)
         if item.attributes is not None:
             text += sum(len(name) + len(value) + 2 for name, value in item.attributes.items())
     except (TypeError, AttributeError):

@@ -277,37 +277,36 @@ class StreamConnection(WebSocketLink):
 
     async def call(self, verb: str, request: Asking, ttl_ms: float, answer: type[A]) -> A:
         body = request.body(packed=self._form.binary)
-        if not self._room.enter(len(body)):
-            ttl_ms = await self._wait_for(self._room, len(body), ttl_ms)
+        size = len(body)
+        if not self._room.enter(size):
+            ttl_ms = await self._wait_for(self._room, size, ttl_ms)
+        call_id = 0
+        waiting: asyncio.Future[A] | None = None
         try:
-            return await self._call(verb, body, ttl_ms, answer)
-        finally:
-            self._room.leave(len(body))
-
-    async def _wait_for(self, room: Room, size: int, ttl_ms: float) -> float:
-        """Returns how much of its time a call has left then."""
-        began = self._loop.time()
-        await room.wait(size, ttl_ms / 1000)
-        return max(1.0, ttl_ms - (self._loop.time() - began) * 1000)
-
-    async def _call(self, verb: str, body: bytes, ttl_ms: float, answer: type[A]) -> A:
-        message = self._form.call(verb, body, max(1, int(ttl_ms)), compact=answer in COMPACT_ANSWERS)
-        waiting: asyncio.Future[A] = self._ask("call", message, answer)
-        call_id = self._next_id
-        if verb == "lease":
-            self._leasing.add(call_id)
-        try:
+            message = self._form.call(verb, body, max(1, int(ttl_ms)), compact=answer in COMPACT_ANSWERS)
+            waiting = self._ask("call", message, answer)
+            call_id = self._next_id
+            if verb == "lease":
+                self._leasing.add(call_id)
             return await self._within(ttl_ms, waiting)
         except asyncio.CancelledError:
             if verb in WAITING_VERBS and call_id in self._answers:
                 # Or it would wait on: take a place of this stream, come in later, or be granted what comes next.
                 self.say(abandon=[call_id])
             # The answer may have come in the very turn of the loop in which the caller was told to go.
-            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+            if waiting is not None and waiting.done() and not waiting.cancelled() and waiting.exception() is None:
                 answered = waiting.result()
                 if isinstance(answered, LeaseAnswer):
                     self._give_back(answered)
             raise
+        finally:
+            self._room.leave(size)
+
+    async def _wait_for(self, room: Room, size: int, ttl_ms: float) -> float:
+        """Returns how much of its time a call has left then."""
+        began = self._loop.time()
+        await room.wait(size, ttl_ms / 1000)
+        return max(1.0, ttl_ms - (self._loop.time() - began) * 1000)
 
     async def _within(self, ttl_ms: float, waiting: asyncio.Future[A]) -> A:
         """Wait for an answer. Raises TimeoutError when it takes too long; then nobody waits for it any more."""
