@@ -25,10 +25,11 @@ class Room:
 
     def enter(self, size: int) -> bool:
         """Whether there is room; if so, it is taken until `leave`."""
-        if self._waiting or not self._fits(size):
+        taken = self.taken_bytes + (size if size < self._one_max else self._one_max)
+        if self._waiting or self._calls >= self._calls_max or taken > self._bytes_max:
             return False
         self._calls += 1
-        self.taken_bytes += min(size, self._one_max)
+        self.taken_bytes = taken
         return True
 
     async def wait(self, size: int, seconds: float) -> None:
@@ -54,7 +55,7 @@ class Room:
 
     def leave(self, size: int) -> None:
         self._calls -= 1
-        self.taken_bytes -= min(size, self._one_max)
+        self.taken_bytes -= size if size < self._one_max else self._one_max
         if self._waiting:
             self._let_in()
 
