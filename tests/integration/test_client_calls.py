@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from omnirelay.client import stream_connection
 from omnirelay.client.client import Client, ItemSpec
 from omnirelay.client.linking import ClientClosed
 from omnirelay.client.stream_connection import StreamConnection
@@ -30,6 +31,8 @@ from omnirelay.errors import (
     Unavailable,
     Unimplemented,
 )
+from omnirelay.service import stream_calls
+from omnirelay.transport import websocket
 from tests.integration.http_sockets import until
 from tests.integration.node_process import NodeProcess
 from tests.integration.nodes import running_node
@@ -225,6 +228,8 @@ async def test_many_items_come_in_whole_batches_in_order() -> None:
         assert [each.sequence_id for each in results] == list(range(1, 10_501))
         large = await client.enqueue_many(items(12, body=b"x" * 900_000))
         assert len({each.sequence_id for each in large}) == 12
+        wide = await client.enqueue_many(items(150, attributes={str(number): "x" * 4_000 for number in range(3)}))
+        assert len({each.sequence_id for each in wide}) == 150
 
 
 async def test_a_bad_item_among_many_raises_its_error_with_its_place() -> None:
@@ -394,3 +399,27 @@ async def test_leases_that_come_in_the_turn_in_which_the_caller_is_cancelled_are
             while (await client.stats()).active_lease_count:
                 pass
         assert [item.attempt for item in (await client.peek()).items] == [1, 1, 1]
+
+
+async def test_more_calls_than_a_stream_bears_wait_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_calls, "CALLS_MAX", 20)
+    monkeypatch.setattr(stream_connection, "CALLS_MAX", 20)
+    async with running_node() as node, Client(node.url) as client:
+        await asyncio.gather(*(client.enqueue("table", str(number)) for number in range(400)))
+        leases = await asyncio.gather(*(client.lease() for _ in range(400)))
+        await asyncio.gather(*(client.complete(lease) for [lease] in leases))
+        assert (await client.stats()).completed_count == 400
+
+
+async def test_more_bytes_than_a_stream_bears_wait_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the connection is dropped for what waits to be sent on it, and with it every other call."""
+    monkeypatch.setattr(websocket, "UNREAD_MAX", 12_000_000)
+    monkeypatch.setattr(stream_calls, "CALL_BYTES_MAX", 4_000_000)
+    monkeypatch.setattr(stream_connection, "BYTES_MAX", 4_000_000)
+    async with running_node() as node, Client(node.url) as client:
+        body = b"x" * 500_000
+        await asyncio.gather(*(client.enqueue("table", str(number), body=body) for number in range(80)))
+        leases = await client.lease(max_items=12)
+        assert len(leases) == 12
+        ends = await asyncio.gather(*(client.complete(lease, result=body) for lease in leases * 4))
+        assert all(outcome.success for outcome in ends)

@@ -12,6 +12,7 @@ import pytest
 
 from omnirelay.client.client import Client, ItemSpec
 from omnirelay.core.options import QueueOptions
+from omnirelay.errors import FailedPrecondition, InvalidArgument
 from omnirelay.node.node import Node
 from omnirelay.worker.handlers import GiveUp, Handlers, Release, Retry
 from omnirelay.worker.job import Job
@@ -226,6 +227,50 @@ async def test_what_was_reported_last_is_there_when_the_job_ends() -> None:
             seen.clear()
             item = await ended(client, (await client.enqueue("job", f"{pause}")).sequence_id)
             assert (seen, item.progress.data) == ([None, "last", "last", "last"], "last")
+
+
+async def test_what_was_reported_stays_as_it_was_when_the_handler_goes_on() -> None:
+    handlers = Handlers()
+    seen: list[Any] = []
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        seen.append(None if job.progress is None else job.progress.data)
+        rows = {"done": 1}
+        job.report(data=rows)
+        rows["done"] = 2  # Begun, and not done.
+        if job.attempt < 4:
+            raise Retry("again", delay_ms=0)
+
+    async with running_node() as node, Client(node.url) as client, working(handlers, node.url):
+        await ended(client, (await client.enqueue("job", "x")).sequence_id)
+        assert seen == [None, {"done": 1}, {"done": 1}, {"done": 1}]
+
+
+async def test_a_follow_up_that_is_none_is_refused_where_it_was_made() -> None:
+    handlers = Handlers()
+    refused: list[str] = []
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        wrong: Any = {"resource_type": "job"}
+        with pytest.raises(InvalidArgument) as caught:
+            job.follow_up(wrong)
+        refused.append(caught.value.message)
+
+    async with running_node() as node, Client(node.url) as client, working(handlers, node.url):
+        assert (await ended(client, (await client.enqueue("job", "x")).sequence_id)).state == "completed"
+        assert refused == ["items must be ItemSpec, not dict"]
+
+
+async def test_a_worker_runs_once_and_is_not_harmed_by_a_second_time() -> None:
+    handlers = Handlers()
+    handlers.handle("job")(lambda job: job.resource_id)
+    async with running_node() as node, Client(node.url) as client, working(handlers, node.url) as worker:
+        await ended(client, (await client.enqueue("job", "x")).sequence_id)
+        with pytest.raises(FailedPrecondition, match="a worker runs once"):
+            await worker.run()
+        assert (await ended(client, (await client.enqueue("job", "y")).sequence_id)).result == b"y"
 
 
 # -- stopping jobs -------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,38 @@ async def test_what_was_not_begun_comes_back_at_once_after_the_node_was_killed(t
                 for sequence_id in ids:
                     item = await client.get(sequence_id, wait_ms=PATIENCE_MS)
                     assert (item.state, item.attempt) == ("completed", 1)
+
+
+async def test_work_that_was_done_when_a_killed_node_comes_back_is_not_done_again(tmp_path: Path) -> None:
+    """The worker cannot know whether that node had heard of the beginning, and the log says that the worker has it."""
+    handlers = Handlers()
+    runs: list[str] = []
+    finished = asyncio.Event()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> str:
+        runs.append(job.resource_id)
+        if len(runs) == 1:
+            network.swallow()  # `begin` is still on its way when the work begins.
+            node.kill()
+            network.cut()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            finished.set()
+        return "done"
+
+    with NodeProcess(tmp_path) as node:
+        async with (
+            network_before(node.url) as network,
+            Client(node.url) as client,
+            working(handlers, network.url),
+        ):
+            sequence_id = (await client.enqueue("job", "x")).sequence_id
+            await asyncio.wait_for(finished.wait(), PATIENCE_S)
+            await asyncio.to_thread(node.start)
+            network.heal()
+            assert (await ended(client, sequence_id)).result == b"done"
+            assert runs == ["x"]
 
 
 async def reported(client: Client, sequence_id: int, data: int) -> None:

@@ -70,17 +70,23 @@ TOKEN = OwnershipToken(1, 1, "x", 1)
         (lambda client: client.enqueue("t", "a", max_attempts=float("inf")), "max_attempts"),
         (lambda client: client.enqueue("t", "a", wait_ms=NAN), "wait_ms"),
         (lambda client: client.enqueue("t", "a", timeout_ms=NAN), "timeout_ms"),
+        (lambda client: client.enqueue("t", "a", timeout_ms=0), "timeout_ms"),
         (lambda client: client.enqueue_many("abc"), "items"),
         (lambda client: client.enqueue_many(5), "items"),
         (lambda client: client.enqueue_many(None), "items"),
         (lambda client: client.lease(max_items=None), "max_items"),
         (lambda client: client.lease(max_items=NAN), "max_items"),
         (lambda client: client.lease(wait_ms=None), "wait_ms"),
+        (lambda client: client.lease(wait_ms=-1), "wait_ms"),
         (lambda client: client.lease(lease_duration_ms=NAN), "lease_duration_ms"),
+        (lambda client: client.complete(TOKEN, follow_ups=[{"resource_type": "t"}]), "follow_ups"),
+        (lambda client: client.complete(TOKEN, follow_ups=ItemSpec(resource_type="t", resource_id="a")), "follow_ups"),
+        (lambda client: client.fail(TOKEN, metadata=["a"]), "metadata"),
         (lambda client: client.heartbeat(TOKEN, fraction=NAN), "fraction"),
         (lambda client: client.fail(TOKEN, delay_ms=NAN), "delay_ms"),
         (lambda client: client.release(TOKEN, delay_ms=NAN), "delay_ms"),
         (lambda client: client.get(1, wait_ms="5"), "wait_ms"),
+        (lambda client: client.get(1, wait_ms=10**18), "wait_ms"),
         (lambda client: client.drain(max_items=NAN), "max_items"),
         (lambda client: client.restore(5), "items"),
         (lambda client: client.restore(None), "items"),
@@ -90,8 +96,8 @@ TOKEN = OwnershipToken(1, 1, "x", 1)
         (lambda client: client.redrive(rate_per_second="5"), "rate_per_second"),
     ],
 )
-async def test_a_number_that_is_none_is_named_and_not_left_out(call: Any, field: str) -> None:
-    """As JSON it would be null, and the node do as if nothing had been said."""
+async def test_an_argument_that_is_none_is_named_and_not_left_out(call: Any, field: str) -> None:
+    """A number that is none would be null as JSON, and the node do as if nothing had been said."""
     with pytest.raises(InvalidArgument) as caught:
         await call(Client("http://127.0.0.1:9", timeout_ms=1))
     assert caught.value.details["field"] == field

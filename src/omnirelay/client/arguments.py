@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from omnirelay.core.intake import TIME_MAX_MS
 from omnirelay.errors import InvalidArgument
 from omnirelay.wire.instants import instant
+from omnirelay.wire.requests import WAIT_MAX_MS
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -98,12 +99,27 @@ def as_timeout(field: str, ms: N) -> N:
     return ms
 
 
+def as_wait(field: str, ms: int) -> int:
+    """How long a node is to wait: not at all, or some time."""
+    whole = as_whole(field, ms)
+    if not 0 <= whole <= WAIT_MAX_MS:
+        raise _wrong(field, f"must be from 0 to {WAIT_MAX_MS} milliseconds, not {ms!r}")
+    return whole
+
+
 def as_names(field: str, values: Iterable[str] | None) -> list[str] | None:
     """Several texts, or None for all."""
     names = as_list(field, values)
     for each in names or ():
         as_kind(field, each, str)
     return names
+
+
+def as_mapping(field: str, values: Mapping[str, str]) -> dict[str, str]:
+    """Names and values."""
+    if not isinstance(values, Mapping):
+        raise _wrong(field, f"must be names and values, as a dict has them, not {type(values).__name__}")
+    return dict(values)
 
 
 def as_kind(field: str, value: T, kind: type[T]) -> T:

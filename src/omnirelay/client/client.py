@@ -27,8 +27,10 @@ from omnirelay.client.arguments import (
     as_instant,
     as_kind,
     as_list,
+    as_mapping,
     as_names,
     as_timeout,
+    as_wait,
     as_whole,
     as_whole_or_none,
 )
@@ -218,7 +220,9 @@ class Client:
         request = AskingItems(items, as_whole_or_none("wait_ms", wait_ms))
         attempt = self._attempt("enqueue", request, out.EnqueueAnswer)
         final = () if ids_needed else (RequestIdsFull,)
-        return await self._with_retries(attempt, timeout_ms or self.timeout_ms, repeatable=repeatable, final=final)
+        return await self._with_retries(
+            attempt, self.timeout_ms if timeout_ms is None else timeout_ms, repeatable=repeatable, final=final
+        )
 
     # -- leasing -------------------------------------------------------------------------------
 
@@ -239,7 +243,7 @@ class Client:
         request = asked.LeaseRequest(
             peer_id=peer_id,
             max_items=as_whole("max_items", max_items),
-            wait_ms=as_whole("wait_ms", wait_ms),
+            wait_ms=as_wait("wait_ms", wait_ms),
             lease_duration_ms=as_whole_or_none("lease_duration_ms", lease_duration_ms),
             resource_types=as_list("resourceTypes", resource_types),
             tenants=as_list("tenants", tenants),
@@ -273,7 +277,8 @@ class Client:
         peer_id: str | None = None,
     ) -> out.Outcome:
         """End the item well. Follow-ups come in with it, or not at all."""
-        wires = None if follow_ups is None else [each.wire() for each in follow_ups]
+        given = as_list("follow_ups", follow_ups)
+        wires = None if given is None else [as_kind("follow_ups", each, ItemSpec).wire() for each in given]
         data = None if result is None else as_bytes("result", result)
         return await self.acknowledge(
             _ack("complete", lease, peer_id, result=data, result_encoding=result_encoding, follow_ups=wires)
@@ -311,7 +316,7 @@ class Client:
                 error_code=error_code,
                 mode=mode,
                 delay_ms=as_whole_or_none("delay_ms", delay_ms),
-                metadata=None if metadata is None else dict(metadata),
+                metadata=None if metadata is None else as_mapping("metadata", metadata),
             )
         )
 
@@ -329,7 +334,9 @@ class Client:
             connection = self._linking.live or await self._linking.connected(left_ms)
             return await connection.acknowledge(ack, left_ms)
 
-        return self.checked(await self._with_retries(attempt, timeout_ms or self.timeout_ms, repeatable=True))
+        return self.checked(
+            await self._with_retries(attempt, self.timeout_ms if timeout_ms is None else timeout_ms, repeatable=True)
+        )
 
     @staticmethod
     def checked(outcome: out.Outcome) -> out.Outcome:
@@ -342,7 +349,7 @@ class Client:
 
     async def get(self, sequence_id: int | None = None, *, request_id: str | None = None, wait_ms: int = 0) -> out.Item:
         """One item; with `wait_ms` the answer waits for its end."""
-        request = asked.GetRequest(sequence_id=sequence_id, request_id=request_id, wait_ms=as_whole("wait_ms", wait_ms))
+        request = asked.GetRequest(sequence_id=sequence_id, request_id=request_id, wait_ms=as_wait("wait_ms", wait_ms))
         return (await self.call("get", request, out.ItemAnswer, timeout_ms=wait_ms + self.timeout_ms)).item
 
     async def cancel(self, sequence_id: int, *, reason: str | None = None, force: bool = False) -> out.CancelAnswer:
@@ -492,7 +499,9 @@ class Client:
     ) -> A:
         """Any verb: send the request, read the answer. `repeatable`: carrying it out twice is as good as once."""
         attempt = self._attempt(verb, request, answer)
-        return await self._with_retries(attempt, timeout_ms or self.timeout_ms, repeatable=repeatable)
+        return await self._with_retries(
+            attempt, self.timeout_ms if timeout_ms is None else timeout_ms, repeatable=repeatable
+        )
 
     def _attempt(self, verb: str, request: Any, answer: type[A]) -> Callable[[float], Awaitable[A]]:
         asking = request if isinstance(request, Asking) else Asking(request)

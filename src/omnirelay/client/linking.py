@@ -162,6 +162,7 @@ class Linking:
             if task is not None:
                 task.cancel()
                 await asyncio.wait((task,))
+                await asyncio.sleep(0)  # One that was done before has its callback to come.
         connection, self._connection = self._connection, None
         for each in (connection, self._http):
             if each is not None:

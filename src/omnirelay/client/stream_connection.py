@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
@@ -23,6 +24,7 @@ from omnirelay.client.connections import CONNECT_SECONDS, decoder_of, procedures
 from omnirelay.client.elapsed_time import elapsed_seconds
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.client.messages import Message, answer_in, messages_in
+from omnirelay.client.room import Room
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import TOO_LARGE, Internal, InvalidArgument
 from omnirelay.transport.websocket import MESSAGE_MAX, WebSocketLink
@@ -36,6 +38,13 @@ FLUSH_BYTES_MAX = 4 * 1024 * 1024
 UPGRADE_REQUIRED = 426
 ACKS_MAX = 1_000
 """Most acknowledgements in one message."""
+CALLS_MAX = 8_000
+BYTES_MAX = 16 * 1024 * 1024
+"""What may be under way at a time, of calls and of acknowledgements: less than a node bears, and little enough for what
+goes out behind it to get there soon.
+"""
+WAITING_VERBS = ("lease", "get", "enqueue")
+"""Calls that a node may take long to answer, because they wait for something."""
 
 A = TypeVar("A")
 
@@ -84,6 +93,8 @@ class StreamConnection(WebSocketLink):
         self._flushing = False
         self._leasing: set[int] = set()
         """Calls for leases under way: what comes of one that nobody waits for any more is given back."""
+        self._room = Room(calls_max=CALLS_MAX, bytes_max=BYTES_MAX)
+        self._ack_room = Room(calls_max=sys.maxsize, bytes_max=BYTES_MAX)
         self._mark = 0
         self.end_reason: str | None = None
         """What the node said before it ended the stream."""
@@ -105,6 +116,7 @@ class StreamConnection(WebSocketLink):
         port = parts.port or (443 if scheme == "wss" else 80)
         loop = asyncio.get_running_loop()
         link: StreamConnection | None = None
+        opened = False
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, link = await loop.create_connection(
@@ -114,17 +126,21 @@ class StreamConnection(WebSocketLink):
                     ssl=True if scheme == "wss" else None,
                 )
                 await link.opened
+                opened = True
         except (OSError, TimeoutError, UnicodeError) as error:
             reason = str(error) or "no answer in time"
             raise NotConnected(f"cannot reach {without_password(url)}: {reason}", retry_after_ms=100) from None
         finally:
-            if link is not None and not link.alive:
-                link._abort()
+            if link is not None and not opened:
+                link._abort()  # It may be open: in the very turn in which the caller was told to go.
         return link
 
     @property
     def alive(self) -> bool:
         return not self._gone and self._engine.state is State.OPEN
+
+    def unanswered_bytes(self) -> int:
+        return self._room.taken_bytes + self._ack_room.taken_bytes
 
     @property
     def heard_at(self) -> float:
@@ -245,6 +261,8 @@ class StreamConnection(WebSocketLink):
         self._leasing.clear()
         if self._due_timer is not None:
             self._due_timer.cancel()
+        for room in (self._room, self._ack_room):
+            room.end(NotConnected("the connection to the node is gone", retry_after_ms=100))
         for future in waiting:
             if not future.done():
                 future.set_exception(lost)
@@ -259,23 +277,36 @@ class StreamConnection(WebSocketLink):
 
     async def call(self, verb: str, request: Asking, ttl_ms: float, answer: type[A]) -> A:
         body = request.body(packed=self._form.binary)
-        message = self._form.call(verb, body, max(1, int(ttl_ms)), compact=answer in COMPACT_ANSWERS)
-        waiting: asyncio.Future[A] = self._ask("call", message, answer)
-        call_id = self._next_id
-        if verb == "lease":
-            self._leasing.add(call_id)
+        size = len(body)
+        if not self._room.enter(size):
+            ttl_ms = await self._wait_for(self._room, size, ttl_ms)
+        call_id = 0
+        waiting: asyncio.Future[A] | None = None
         try:
+            message = self._form.call(verb, body, max(1, int(ttl_ms)), compact=answer in COMPACT_ANSWERS)
+            waiting = self._ask("call", message, answer)
+            call_id = self._next_id
+            if verb == "lease":
+                self._leasing.add(call_id)
             return await self._within(ttl_ms, waiting)
         except asyncio.CancelledError:
-            if call_id in self._leasing:
-                # Or the node would grant it what comes next, for as long as it would have waited.
+            if verb in WAITING_VERBS and call_id in self._answers:
+                # Or it would wait on: take a place of this stream, come in later, or be granted what comes next.
                 self.say(abandon=[call_id])
             # The answer may have come in the very turn of the loop in which the caller was told to go.
-            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+            if waiting is not None and waiting.done() and not waiting.cancelled() and waiting.exception() is None:
                 answered = waiting.result()
                 if isinstance(answered, LeaseAnswer):
                     self._give_back(answered)
             raise
+        finally:
+            self._room.leave(size)
+
+    async def _wait_for(self, room: Room, size: int, ttl_ms: float) -> float:
+        """Returns how much of its time a call has left then."""
+        began = self._loop.time()
+        await room.wait(size, ttl_ms / 1000)
+        return max(1.0, ttl_ms - (self._loop.time() - began) * 1000)
 
     async def _within(self, ttl_ms: float, waiting: asyncio.Future[A]) -> A:
         """Wait for an answer. Raises TimeoutError when it takes too long; then nobody waits for it any more."""
@@ -323,8 +354,6 @@ class StreamConnection(WebSocketLink):
 
     async def acknowledge(self, ack: StreamAck, ttl_ms: float) -> Outcome:
         """Acknowledgements of one turn of the loop travel as one message, each with an outcome of its own."""
-        if not self.alive:
-            raise NotConnected("the connection to the node is gone", retry_after_ms=100)
         message = encoded_ack(ack, self._form)
         if len(message) > MESSAGE_MAX - 100:
             raise InvalidArgument(
@@ -332,10 +361,17 @@ class StreamConnection(WebSocketLink):
                 code=TOO_LARGE,
                 limit=MESSAGE_MAX,
             )
-        outcome: asyncio.Future[Outcome] = self._loop.create_future()
-        self._acks.append((message, outcome))
-        self._flush_soon(now=not self._answers)
-        return await self._within(ttl_ms, outcome)
+        if not self._ack_room.enter(len(message)):
+            ttl_ms = await self._wait_for(self._ack_room, len(message), ttl_ms)
+        try:
+            if not self.alive:
+                raise NotConnected("the connection to the node is gone", retry_after_ms=100)
+            outcome: asyncio.Future[Outcome] = self._loop.create_future()
+            self._acks.append((message, outcome))
+            self._flush_soon(now=not self._answers)
+            return await self._within(ttl_ms, outcome)
+        finally:
+            self._ack_room.leave(len(message))
 
     def say(self, **message: Any) -> int:
         """Send what has no answer: `open`, `credit`, `begin`. `clock` is this machine's time; the node gives it back.

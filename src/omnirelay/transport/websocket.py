@@ -36,6 +36,7 @@ CONGESTED_ABOVE = 1024 * 1024
 PING_SECONDS = 20.0
 UNREAD_SECONDS_MAX = 30.0
 """How long a peer may leave everything unread, or say nothing at all although it was asked."""
+SLOWEST_BYTES_A_SECOND = 128 * 1024
 CLOSE_SECONDS_MAX = 2.0
 HEAD_END = b"\r\n\r\n"
 
@@ -60,6 +61,8 @@ class WebSocketLink(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parts: list[bytes] = []
         self._congested_since: float | None = None
+        self._written = self._taken = 0
+        """How many bytes were to be sent, and how many of them were taken when it was last looked."""
         self._heard_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._gone = False
@@ -81,6 +84,10 @@ class WebSocketLink(asyncio.Protocol):
     def on_gone(self) -> None:
         """The connection is over, whoever ended it."""
 
+    def unanswered_bytes(self) -> int:
+        """What the peer has to take before it can say something; a slow link may need long for that."""
+        return 0
+
     # -- the outlet ----------------------------------------------------------------------------
 
     @property
@@ -95,7 +102,9 @@ class WebSocketLink(asyncio.Protocol):
             # Looked at before and not after: one answer may be as large as the peer asked for.
             self._drop("it leaves too much unread")
             return
-        self._transport.write(self._frame_of(data, binary))
+        frame = self._frame_of(data, binary)
+        self._written += len(frame)
+        self._transport.write(frame)
 
     def close(self, code: int = NORMAL, reason: str = "") -> None:
         if not self._gone and self._engine.state is State.OPEN:
@@ -208,15 +217,27 @@ class WebSocketLink(asyncio.Protocol):
     def _look_after(self) -> None:
         """Ask for a sign of life, and give up on a peer that has shown none for long."""
         now = self._loop.time()
+        self._count_taken(now)
         if self._congested_since is not None and now - self._congested_since > UNREAD_SECONDS_MAX:
             self._drop("it does not read")
             return
-        if now - self._heard_at > self.silence_seconds_max:
+        if now - self._heard_at > self.silence_seconds_max + self.unanswered_bytes() / SLOWEST_BYTES_A_SECOND:
             self._drop("it is silent")
             return
         if now - self._heard_at > self.ping_seconds / 2:
             self.ping(b"")
         self._timer = self._loop.call_later(self.ping_seconds, self._look_after)
+
+    def _count_taken(self, now: float) -> None:
+        """A peer that takes what is sent is there, however slowly, although a ping waits its turn behind the rest."""
+        assert self._transport is not None
+        unread = self._transport.get_write_buffer_size()
+        taken = self._written - unread
+        # With nothing left to take it may be this machine alone that has taken it.
+        if unread and taken > self._taken:
+            self._heard_at = now
+            self._congested_since = None if self._congested_since is None else now
+        self._taken = taken
 
     def _drop(self, why: str) -> None:
         _log.warning("peer_dropped", extra={"reason": why})

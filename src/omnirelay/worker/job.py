@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from omnirelay.client.arguments import as_kind
 from omnirelay.client.client import ItemSpec
 from omnirelay.core.commands import Progress
 from omnirelay.core.payload import ErrorInfo, OwnershipToken
@@ -86,12 +87,14 @@ class Job:
         return self.lease.progress
 
     def report(self, fraction: float | None = None, message: str | None = None, data: Any = None) -> None:
-        """Say how far it is; a later attempt finds it in `progress`. Returns at once, and never fails."""
-        self._report(Progress(fraction=fraction, message=message, data=data))
+        """Say how far it is; a later attempt finds it in `progress`. Returns at once, and never fails. Of `data` counts
+        what it is now, whatever the handler makes of it before it is sent.
+        """
+        self._report(Progress(fraction=fraction, message=message, data=_as_it_is_now(data)))
 
     def follow_up(self, *items: ItemSpec) -> None:
         """Items that come in when this one is completed, in the same step."""
-        self.follow_ups.extend(items)
+        self.follow_ups.extend(as_kind("items", item, ItemSpec) for item in items)
 
     def remaining_ms(self) -> float:
         """How long the lease is certain to live if no further heartbeat gets through."""
@@ -116,3 +119,11 @@ class Job:
         if not self._stopped.is_set():
             self.stop_reason = reason
             self._stopped.set()
+
+
+def _as_it_is_now(data: Any) -> Any:
+    """A copy, as JSON has it. What JSON does not have is left as it is, for whoever sends it to refuse."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(data))
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return data

@@ -371,6 +371,9 @@ class Keeper:
     def _finish(self, kept: Kept, ack: StreamAck) -> None:
         if kept.lease.ownership_token.lease_id in self._kept:
             self._start(self._acknowledge(kept, ack))
+        elif kept.withdrawn and ack.verb == "complete":
+            # Done is done, if the node still has the lease because it died itself; else it refuses.
+            self._start(self._acknowledge(kept, ack))
         elif kept.withdrawn:
             self._start(self._give_back(kept.lease))
 

@@ -29,7 +29,7 @@ from omnirelay.client.client import DEFAULT_URL
 from omnirelay.client.connections import checked_namespace, checked_url
 from omnirelay.client.threads import LoopThread
 from omnirelay.core.intake import CALLER_MAX
-from omnirelay.errors import InvalidArgument
+from omnirelay.errors import FailedPrecondition, InvalidArgument
 from omnirelay.wire.answers import Lease
 from omnirelay.wire.streams import StreamAck
 from omnirelay.worker.handlers import FailMode, GiveUp, Handlers, Registered, Release, Retry
@@ -156,6 +156,8 @@ class Worker:
 
     async def run(self) -> None:
         """Work until `stop` is called. Cancelling it stops the worker within its budget too."""
+        if self._loop is not None:
+            raise FailedPrecondition("a worker runs once; make another one", code="error.worker.started")
         self._loop = asyncio.get_running_loop()
         self._thread.start()
         try:
