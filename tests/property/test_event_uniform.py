@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from omnirelay.log.frame import decode_header, encode_frame
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.rows import rows_of
 from omnirelay.wire.event_schema import event_types
-from omnirelay.wire.event_uniform import uniform_of
+from omnirelay.wire.event_uniform import Places, places_of, uniform_of
 from omnirelay.wire.events import INSTANTS, document_of
 from tests.property.event_strategies import JSON, TEXT, stored
 from tests.property.strategies import profile
@@ -46,11 +47,30 @@ def slowly(frame: Frame, region: str | None) -> bytes:
     return b"".join(msgspec.json.encode(document_of(raw, **around)) + b"\n" for raw in header.events)
 
 
+def cut_out(data: bytes, places: Places) -> Iterator[bytes]:
+    """The lines that `places` says, with a line feed behind each."""
+    alike, at = places.alike, places.alike.begins
+    for size in places.sizes:
+        ends = at + len(alike.beginning) + size
+        text = data[at:ends]
+        if (deadline := places.deadline) is not None:
+            behind = len(text) - deadline.behind
+            assert text[:behind].endswith(deadline.stands)
+            text = text[: behind - len(deadline.stands)] + deadline.reads + text[behind:]
+        yield text + alike.reads + b"\n"
+        at = ends + len(alike.stands) + 1
+
+
 def check(frame: Frame, region: str | None = "eu") -> bool:
     """Whether it was uniform. If so, everything that is said of it must be so."""
-    uniform = uniform_of(frame.data, frame.count, region)
+    uniform, places = (each(frame.data, frame.count, region) for each in (uniform_of, places_of))
     if uniform is None:
+        assert places is None
         return False
+    if places is not None:
+        assert b"".join(cut_out(frame.data, places)) == uniform.lines
+        alike = places.alike
+        assert (alike.event_type, alike.timestamp, alike.peer) == (uniform.event_type, uniform.timestamp, uniform.peer)
     assert uniform.lines == slowly(frame, region)
     events = [msgspec.json.decode(raw) for raw in decode_header(frame.data).events]
     assert {event["eventType"] for event in events} == {uniform.event_type}
@@ -134,13 +154,27 @@ def test_the_commits_of_a_busy_shard_are_uniform(kind: str, caller: dict[str, An
     """Else nothing here would be of use."""
     assert check(frame_of(many(kind, **({} if kind == "Completed" else caller))))
     assert check(frame_of(many(kind, 1)))
+    for count in (1, 5):
+        frame = frame_of(many(kind, count, **({} if kind == "Completed" else caller)))
+        assert places_of(frame.data, frame.count, "eu") is not None
 
 
 def test_leases_of_a_few_durations_are_uniform() -> None:
     events = many("LeaseGranted")
     for at, event in enumerate(events):
         event["expiresAt"] += at % 3
-    assert check(frame_of(events))
+    frame = frame_of(events)
+    assert check(frame)
+    assert places_of(frame.data, frame.count, "eu") is None
+
+
+def test_leases_whose_numbers_grow_longer_are_not_cut_out() -> None:
+    """Their deadlines are not all as far before the end."""
+    shorter, longer = (frame_of(many("LeaseGranted", count)) for count in (9, 10))
+    assert check(shorter)
+    assert check(longer)
+    assert places_of(shorter.data, 9, "eu") is not None
+    assert places_of(longer.data, 10, "eu") is None
 
 
 @pytest.mark.parametrize(

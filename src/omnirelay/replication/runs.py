@@ -1,24 +1,27 @@
 """Rows of a table that differ in nothing but their number and their text: what a database takes in one step.
 
 A commit holds what a few calls did, so most of its events come in long runs of one type and one instant. Such a run is
-described once, and only its texts are many: the database cuts them out of one long text, without the interpreter.
+described once, and only its texts are many: the database cuts them out, without the interpreter. Where all events of a
+commit are alike it cuts them out of the commit itself, and ends each with what readers get. Then there is no other text
+at all, to be made or to be sent from one process to another.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate, groupby
-from typing import Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
 from omnirelay.core.events import EVENT_NUMBERS
-from omnirelay.replication.commits import Commits, is_contiguous
+from omnirelay.replication.commits import PIECE_BYTES, Commits, Tag
 from omnirelay.replication.made import Run
 from omnirelay.replication.rows import peers_of_lines
-from omnirelay.wire.event_uniform import Uniform
+from omnirelay.wire.event_uniform import Places
 from omnirelay.wire.instants import instant
 
 _ROWS_LEAST: Final = 8
@@ -27,8 +30,10 @@ _ROWS_LEAST: Final = 8
 
 class Runs(msgspec.Struct, frozen=True, gc=False):
     texts: Sequence[bytes]
+    """Of what is not cut out of the frames."""
     places: bytes
-    """Of every line in the text of its run; see `Made`."""
+    """Of every row in what it is cut out of; see `Made`."""
+    types: dict[str, int]
     runs: Sequence[Run]
 
 
@@ -36,51 +41,89 @@ def runs_of(commits: Commits) -> Runs | None:
     """All of their rows, the same that `rows_of` makes. None when they are too short to be worth it, or not to be
     described like this.
     """
-    runs: list[Run] = []
-    sizes: list[int] = []
-    before: list[int] = []
-    texts: list[bytes] = []
-    at = 0
-    for text, frames in commits.pieces_of_frames():
-        begins = 0
-        for frame in range(at, at + frames):
-            for alike, lengths in _runs_in(commits, frame):
-                if alike is None or len(runs) * _ROWS_LEAST > len(commits):
-                    return None
-                first, event_type, timestamp, peer = alike
-                start, stop, ends = len(sizes), len(sizes) + len(lengths), begins + sum(lengths) + len(lengths)
-                number = EVENT_NUMBERS.get(event_type, 0)
-                runs.append(Run(first, number, instant(timestamp), peer, start, stop, len(texts), begins, ends))
-                sizes += lengths
-                before += accumulate(lengths[:-1], initial=0)
-                begins = ends
-        at += frames
-        texts.append(text)
-    if len(runs) * _ROWS_LEAST > len(commits):
-        return None
-    return Runs(texts, _places(sizes, before), runs)
+    found = _Found()
+    for at in range(len(commits.frames)):
+        places = commits.places_of(at)
+        if places is not None:
+            found.add_frame(at, commits.frames[at].first, places)
+        elif not found.add_lines(commits.lines_of(at), commits.tags_of(at)):
+            return None
+        if len(found.runs) * _ROWS_LEAST > len(commits):
+            return None
+    return Runs([bytes(text) for text in found.texts], found.places(), dict(found.types), found.runs)
 
 
-_Alike: TypeAlias = tuple[int, str, int, str | None]
-"""The number of the first; type, instant and peer of all."""
+class _Found:
+    """Runs of one frame after the other."""
 
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.texts: list[bytearray] = []
+        self.types: Counter[str] = Counter()
+        self._sizes: list[int] = []
+        self._begins: list[int] = []
 
-def _runs_in(commits: Commits, at: int) -> Iterator[tuple[_Alike | None, list[int]]]:
-    """What rows of a frame have in common, and how long their texts are; None where their numbers jump."""
-    frame, part = commits.frames[at], commits.parts()[at]
-    if isinstance(part, Uniform) and is_contiguous(frame):
-        *sizes, _ = map(len, part.lines.split(b"\n"))
-        yield (frame.first, part.event_type, part.timestamp, part.peer), sizes
-        return
-    lines = part.lines if isinstance(part, Uniform) else part
-    *sizes, _ = map(len, lines.split(b"\n"))
-    tags, stop = commits.tags_of(at), 0
-    rows = zip([(tag.event_type, tag.timestamp) for tag in tags], peers_of_lines(lines), strict=True)
-    for ((event_type, timestamp), peer), group in groupby(rows):
-        start, stop = stop, stop + sum(1 for _ in group)
-        numbers = [tag.sequence_number for tag in tags[start:stop]]
-        counted = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-        yield (numbers[0], event_type, timestamp, peer) if counted else None, sizes[start:stop]
+    def add_frame(self, at: int, first: int, places: Places) -> None:
+        """Events that are cut out of the frame itself, and only their ends are made."""
+        alike, replaced = places.alike, None
+        if (deadline := places.deadline) is not None:
+            replaced = (len(deadline.stands), deadline.reads.decode(), deadline.behind)
+        self._add(
+            alike.event_type,
+            places.sizes,
+            gap=len(alike.separator),
+            first=first,
+            timestamp=instant(alike.timestamp),
+            peer=alike.peer,
+            in_frame=True,
+            piece=at,
+            begins=alike.begins,
+            ends=alike.ends,
+            beginning=len(alike.beginning),
+            ending=alike.reads.decode(),
+            replaced=replaced,
+        )
+
+    def add_lines(self, lines: bytes, tags: Sequence[Tag]) -> bool:
+        """False where numbers jump."""
+        *sizes, _ = map(len, lines.split(b"\n"))
+        if not self.texts or len(self.texts[-1]) >= PIECE_BYTES:
+            self.texts.append(bytearray())
+        begins, stop = len(self.texts[-1]), 0
+        self.texts[-1] += lines
+        rows = zip([(tag.event_type, tag.timestamp) for tag in tags], peers_of_lines(lines), strict=True)
+        for ((event_type, timestamp), peer), group in groupby(rows):
+            start, stop = stop, stop + sum(1 for _ in group)
+            numbers = [tag.sequence_number for tag in tags[start:stop]]
+            if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+                return False
+            ends = begins + sum(sizes[start:stop]) + len(numbers)
+            self._add(
+                event_type,
+                sizes[start:stop],
+                gap=1,
+                first=numbers[0],
+                timestamp=instant(timestamp),
+                peer=peer,
+                in_frame=False,
+                piece=len(self.texts) - 1,
+                begins=begins,
+                ends=ends,
+            )
+            begins = ends
+        return True
+
+    def _add(self, event_type: str, sizes: list[int], *, gap: int, **rest: Any) -> None:
+        start = len(self._sizes)
+        self._sizes += sizes
+        # The first one begins at 1, and one gap is counted for it.
+        self._begins += accumulate(sizes[:-1], initial=1 - gap)
+        self.types[event_type] += len(sizes)
+        number = EVENT_NUMBERS.get(event_type, 0)
+        self.runs.append(Run(event_type=number, start=start, stop=len(self._sizes), gap=gap, **rest))
+
+    def places(self) -> bytes:
+        return _places(self._sizes, self._begins)
 
 
 def _places(sizes: list[int], before: list[int]) -> bytes:

@@ -64,6 +64,13 @@ def _writing(database: apsw.Connection) -> Iterator[apsw.Connection]:
         raise
 
 
+def _made_of(commits: Commits) -> Made:
+    """Their rows, made here if nobody has."""
+    if commits.made is None:
+        commits.made = make("rows", commits)
+    return commits.made
+
+
 class SqliteSink:
     """One file per shard: `{directory}/{shard}.db`. The table itself says how far it reaches.
 
@@ -172,19 +179,17 @@ class SqliteSink:
         if self._database is None:
             raise TargetChanged(f"{self._path} has to be opened again first", file=str(self._path))
         # Here and not in the event loop: a large batch takes a while.
-        made = None
-        if self._takes_runs and isinstance(events, Commits):
-            made = events.made = events.made or make("rows", events)
-        rows = [] if made is not None and made.runs else rows_of(events)
+        in_runs = events if self._takes_runs and isinstance(events, Commits) and _made_of(events).runs else None
+        rows = rows_of(events) if in_runs is None else []
         self._check_place()
         try:
             with _writing(self._database) as database:
                 self._claim(database)
                 before = database.total_changes()
-                if made is not None and made.runs:
-                    self._insert_runs(database, made)
-                else:
+                if in_runs is None:
                     self._insert_rows(database, rows)
+                else:
+                    self._insert_runs(database, in_runs)
                 if database.total_changes() - before < len(events):
                     self._shape.check_same(database, rows_of(events))
         except apsw.ConstraintError as error:
@@ -199,14 +204,21 @@ class SqliteSink:
                 what = "was removed or moved" if there is None else "was replaced by another file"
                 raise TargetChanged(f"{name} {what}", file=name)
 
-    def _insert_runs(self, database: apsw.Connection, made: Made) -> None:
-        texts, places = [memoryview(part) for part in made.parts[:-1]], memoryview(made.parts[-1]).cast("q")
+    def _insert_runs(self, database: apsw.Connection, commits: Commits) -> None:
+        made = _made_of(commits)
+        texts, places = made.parts[:-1], memoryview(made.parts[-1]).cast("q")
         for run in made.runs:
-            lines = apsw.carray(places, start=run.start, stop=run.stop)
-            of_run = texts[run.piece][run.begins : run.ends]
-            database.execute(
-                self._shape.insert_run, (run.first, run.event_type, run.timestamp, run.peer, lines, of_run)
+            of_run = commits.frames[run.piece].data if run.in_frame else texts[run.piece]
+            values = (
+                *(run.first, run.event_type, run.timestamp, run.peer),
+                apsw.carray(places, start=run.start, stop=run.stop),
+                memoryview(of_run)[run.begins : run.ends],
+                *(run.gap, run.beginning, run.ending),
             )
+            if run.replaced is None:
+                database.execute(self._shape.insert_run, values)
+            else:
+                database.execute(self._shape.insert_run_replaced, (*values, *run.replaced))
 
     def _insert_rows(self, database: apsw.Connection, rows: list[Row]) -> None:
         at = 0

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from omnirelay.wire.event_text import endings_at, replaced, with_deadlines
+from omnirelay.wire.event_text import endings_at, first_deadline, replaced, with_deadlines
 
 _HEAD: Final = re.compile(rb'\{"shard":[^{}]*,"events":\[(\{"eventType":"(\w+)",)')
 _TAIL: Final = re.compile(rb',"timestamp":(\d{1,15})\}\](?:,"pending":(\d+))?(?:,"active":(\d+))?\}\Z')
@@ -32,7 +32,7 @@ _PRINCIPAL: Final = b',"principal'
 
 _MORE: Final = b"metadata|schemaVersion|progress|items|notBefore|enqueuedAt|until|downFrom|eventType"
 """Names that make more of an event than its end read otherwise, or that hold what others wrote."""
-_WITH_DEADLINE: Final = frozenset({b"LeaseGranted", b"Heartbeat"})
+_WITH_DEADLINE: Final = frozenset({"LeaseGranted", "Heartbeat"})
 _UNUSUAL: Final = {
     # The deadline of those that have one is replaced, too, where it is an instant of this century.
     has_deadline: (
@@ -67,13 +67,101 @@ class Uniform(msgspec.Struct, frozen=True, gc=False):
     """One for each event, with a line feed behind it."""
 
 
+class Alike(msgspec.Struct, frozen=True, gc=False):
+    """The same events where they stand in the commit: all that it takes to cut them out and to end them."""
+
+    event_type: str
+    timestamp: int
+    peer: str | None
+    begins: int
+    ends: int
+    """Where the first one begins and the last one ends, without `stands`."""
+    beginning: bytes
+    """What every event begins with."""
+    stands: bytes
+    reads: bytes
+    """How every event ends in the log, and for readers. Between two there is a comma."""
+
+    @property
+    def separator(self) -> bytes:
+        """What stands from the end of one event to behind the beginning of the next."""
+        return self.stands + b"," + self.beginning
+
+
+class Places(msgspec.Struct, frozen=True, gc=False):
+    """Where each of these events stands in the commit, and what makes its text for readers of it."""
+
+    alike: Alike
+    sizes: list[int]
+    """Bytes of each event between its beginning and its ending."""
+    deadline: Deadline | None
+
+
+class Deadline(msgspec.Struct, frozen=True, gc=False):
+    """What stands once in each of some events, as far before the ending in one as in the other."""
+
+    stands: bytes
+    reads: bytes
+    behind: int
+    """Bytes between it and the ending."""
+
+
 def uniform_of(data: bytes, count: int, region: str | None) -> Uniform | None:
     """Of the stored bytes of a frame with so many events; None when they have to be looked at one by one."""
+    alike = _alike(data, count, region)
+    if alike is None:
+        return None
+    reads = alike.reads + b"\n"
+    separators, lines = replaced(data[alike.begins : alike.ends], alike.separator, reads + alike.beginning)
+    if separators != count - 1:
+        return None
+    lines += reads
+    if alike.event_type in _WITH_DEADLINE:
+        dated = with_deadlines(lines, count)
+        if dated is None:
+            return None
+        lines = dated
+    return Uniform(alike.event_type, alike.timestamp, alike.peer, lines)
+
+
+def places_of(data: bytes, count: int, region: str | None) -> Places | None:
+    """The same for who cuts the events out by itself; None also when they have several deadlines."""
+    alike = _alike(data, count, region)
+    if alike is None:
+        return None
+    begin = alike.begins + len(alike.beginning)
+    sizes = list(map(len, data[begin : alike.ends].split(alike.separator)))
+    if len(sizes) != count:
+        return None
+    deadline = None
+    if alike.event_type in _WITH_DEADLINE:
+        deadline = _deadline_of(data, alike, sizes)
+        if deadline is None:
+            return None
+    return Places(alike, sizes, deadline)
+
+
+def _deadline_of(data: bytes, alike: Alike, sizes: list[int]) -> Deadline | None:
+    replacement = first_deadline(data, len(sizes), alike.begins, alike.ends)
+    if replacement is None:
+        return None
+    stands, reads = replacement
+    _, *between, behind = map(len, data[alike.begins : alike.ends].split(stands))
+    # From one deadline to the next it is as far as from one ending to the next: there are as many, all the same and as
+    # far before an ending as the last one. Where an event is shorter than that, it might be another event's.
+    more = len(stands) - len(alike.separator)
+    if [size + more for size in between] != sizes[1:] or behind + len(stands) > min(sizes):
+        return None
+    return Deadline(stands, reads, behind)
+
+
+def _alike(data: bytes, count: int, region: str | None) -> Alike | None:
+    """What all events have in common, if it is proven that the separators between them are all that there are."""
     head = _HEAD.match(data)
     tail = _TAIL.search(data, max(0, len(data) - _TAIL_BYTES))
     if head is None or tail is None or b"\n" in data or data.count(_BEGINNING) != count:
         return None
-    start, ends, kind = head.start(1), tail.start(), head[2]
+    start, ends, kind = head.start(1), tail.start(), head[2].decode()
     plain, named = _UNUSUAL[kind in _WITH_DEADLINE]
     found = plain.search(data, head.end() - 1, ends)
     caller: _Caller | None = None
@@ -89,18 +177,8 @@ def uniform_of(data: bytes, count: int, region: str | None) -> Uniform | None:
     stands, reads = endings_at(timestamp, shard, region, pending, active)
     if caller is not None and bytes(caller.principal):
         reads = b'%b,"rpc.principal":%b}}' % (reads[:-2], caller.principal)
-    begins = head[1]
-    separators, lines = replaced(data[start:ends], stands + b"," + begins, reads + b"\n" + begins)
-    if separators != count - 1:
-        return None
-    lines += reads + b"\n"
-    if kind in _WITH_DEADLINE:
-        dated = with_deadlines(lines, count)
-        if dated is None:
-            return None
-        lines = dated
     peer = caller.peer_id if caller is not None and isinstance(caller.peer_id, str) else None
-    return Uniform(kind.decode(), timestamp, peer, lines)
+    return Alike(kind, timestamp, peer, start, ends, head[1], stands, reads)
 
 
 def _caller_of(data: bytes, start: int, ends: int, count: int) -> _Caller | None:
