@@ -13,6 +13,7 @@ import apsw
 
 from omnirelay.log.files import make_directories
 from omnirelay.replication.commits import Commits
+from omnirelay.replication.courtesy import FLUSHED_EVENTS
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.made import Made
 from omnirelay.replication.making import make
@@ -34,6 +35,9 @@ _PAGE_BYTES: Final = 32_768
 
 _CACHE_KIB: Final = 16 * 1024
 """Of pages in memory: all that a delivery writes. What does not fit is written while others are still being made."""
+
+_CHECKPOINT_BYTES: Final = 8 * 1024 * 1024
+"""Of the write-ahead log that are brought into the file at once, and flushed while callers of the node wait."""
 
 _OWNERS: Final = "OmniRelayOwners"
 """The table that says which log the rows of each table came from."""
@@ -79,7 +83,8 @@ class SqliteSink:
 
     rebuilds_state = False
     takes_commits = True
-    prepares_ahead = 2
+    prepares_ahead = 1
+    events_beside_callers = FLUSHED_EVENTS
     maker: Maker = IN_THREAD
     newest: Newest | None = None
     """The last event that the table had when it was opened."""
@@ -121,6 +126,8 @@ class SqliteSink:
             database.execute(f"pragma page_size = {_PAGE_BYTES}")  # Nothing happens to a file that is there.
             database.execute("pragma journal_mode = wal; pragma synchronous = full")
             database.execute(f"pragma cache_size = -{_CACHE_KIB}")
+            page_bytes = database.pragma("page_size")
+            database.wal_autocheckpoint(_CHECKPOINT_BYTES // page_bytes)
             self._shape.make(database)
             # Texts are cut out as bytes, and a file that somebody else made may have them in UTF-16.
             is_utf8 = database.execute("pragma encoding").fetchall() == [("UTF-8",)]
