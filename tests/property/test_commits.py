@@ -97,9 +97,6 @@ def rows_of_run(commits: Commits, made: Made, run: Run) -> list[Row]:
     for at, place in enumerate(memoryview(made.parts[-1]).cast("q")[run.start : run.stop]):
         begins = (place >> 32) + (at + 1) * run.gap - 1
         line = text[begins : begins + (place & 0xFFFFFFFF) + run.beginning].decode()
-        if run.replaced is not None:
-            count, reads, behind = run.replaced
-            line = line[: len(line) - behind - count] + reads + line[len(line) - behind :]
         rows.append((run.first + at, run.event_type, run.timestamp, run.peer, line + run.ending))
     return rows
 

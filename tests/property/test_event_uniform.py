@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +16,9 @@ from omnirelay.log.base import Frame
 from omnirelay.log.frame import decode_header, encode_frame
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.rows import rows_of
+from omnirelay.wire import event_uniform
 from omnirelay.wire.event_schema import event_types
-from omnirelay.wire.event_uniform import Places, places_of, uniform_of
+from omnirelay.wire.event_uniform import Places, Uniform, places_of, uniform_of
 from omnirelay.wire.events import INSTANTS, document_of
 from tests.property.event_strategies import JSON, TEXT, stored
 from tests.property.strategies import profile
@@ -52,12 +54,7 @@ def cut_out(data: bytes, places: Places) -> Iterator[bytes]:
     alike, at = places.alike, places.alike.begins
     for size in places.sizes:
         ends = at + len(alike.beginning) + size
-        text = data[at:ends]
-        if (deadline := places.deadline) is not None:
-            behind = len(text) - deadline.behind
-            assert text[:behind].endswith(deadline.stands)
-            text = text[: behind - len(deadline.stands)] + deadline.reads + text[behind:]
-        yield text + alike.reads + b"\n"
+        yield data[at:ends] + alike.reads + b"\n"
         at = ends + len(alike.stands) + 1
 
 
@@ -67,7 +64,10 @@ def check(frame: Frame, region: str | None = "eu") -> bool:
     if uniform is None:
         assert places is None
         return False
-    if places is not None:
+    assert places is not None
+    if isinstance(places, Uniform):
+        assert places == uniform
+    else:
         assert b"".join(cut_out(frame.data, places)) == uniform.lines
         alike = places.alike
         assert (alike.event_type, alike.timestamp, alike.peer) == (uniform.event_type, uniform.timestamp, uniform.peer)
@@ -154,27 +154,15 @@ def test_the_commits_of_a_busy_shard_are_uniform(kind: str, caller: dict[str, An
     """Else nothing here would be of use."""
     assert check(frame_of(many(kind, **({} if kind == "Completed" else caller))))
     assert check(frame_of(many(kind, 1)))
-    for count in (1, 5):
-        frame = frame_of(many(kind, count, **({} if kind == "Completed" else caller)))
-        assert places_of(frame.data, frame.count, "eu") is not None
+    frame = frame_of(many(kind))
+    assert isinstance(places_of(frame.data, frame.count, "eu"), Uniform if kind == "LeaseGranted" else Places)
 
 
 def test_leases_of_a_few_durations_are_uniform() -> None:
     events = many("LeaseGranted")
     for at, event in enumerate(events):
         event["expiresAt"] += at % 3
-    frame = frame_of(events)
-    assert check(frame)
-    assert places_of(frame.data, frame.count, "eu") is None
-
-
-def test_leases_whose_numbers_grow_longer_are_not_cut_out() -> None:
-    """Their deadlines are not all as far before the end."""
-    shorter, longer = (frame_of(many("LeaseGranted", count)) for count in (9, 10))
-    assert check(shorter)
-    assert check(longer)
-    assert places_of(shorter.data, 9, "eu") is not None
-    assert places_of(longer.data, 10, "eu") is None
+    assert check(frame_of(events))
 
 
 @pytest.mark.parametrize(
@@ -226,6 +214,19 @@ def test_line_feeds_between_tokens_are_left_to_others() -> None:
     frame = frame_of(many("Completed"))
     spread = msgspec.structs.replace(frame, data=frame.data.replace(b'"attempt":1', b'"attempt":\n1'))
     assert not check(spread)
+
+
+@pytest.mark.parametrize("has_deadline", [True, False])
+def test_every_unusual_name_is_suspect(has_deadline: bool) -> None:
+    """Else it would not be looked for."""
+    plain, named = event_uniform._UNUSUAL[has_deadline]
+    for pattern in (plain, named):
+        names = re.findall(rb'[a-zA-Z]+(?![a-zA-Z]*\])', pattern.pattern)
+        assert b"expiresAt" in names
+        for name in names:
+            text = b'{"a":1,"%b":2}' % name
+            assert pattern.search(text), "else it is not a name"
+            assert event_uniform._SUSPECT[has_deadline].search(text)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"shard":"a","events":[]}', b"\xff"])

@@ -131,8 +131,10 @@ class Commits(Sequence[ReplicatedEvent]):
         uniform = None if skipped else uniform_of(frame.data, frame.count, self.region)
         return self.lines_of(at) if uniform is None else uniform
 
-    def places_of(self, at: int) -> Places | None:
-        """Where the documents of a frame stand in it; None when that does not make lines of them."""
+    def places_of(self, at: int) -> Places | Uniform | None:
+        """Where the documents of a frame stand in it, or lines of them where that is not enough to make some; None when
+        they differ, or their numbers jump.
+        """
         frame = self.frames[at]
         if not is_contiguous(frame) or (self._skipped and not at):
             return None

@@ -35,8 +35,6 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     """Bytes from the end of one to where the place of the next one begins."""
     ending: str = ""
     """What comes behind every text."""
-    replaced: tuple[int, str, int] | None = None
-    """So many bytes of every text are replaced by this, so many bytes before its end."""
 
 
 class Made(msgspec.Struct, gc=False):

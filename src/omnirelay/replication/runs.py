@@ -2,8 +2,9 @@
 
 A commit holds what a few calls did, so most of its events come in long runs of one type and one instant. Such a run is
 described once, and only its texts are many: the database cuts them out, without the interpreter. Where all events of a
-commit are alike it cuts them out of the commit itself, and ends each with what readers get. Then there is no other text
-at all, to be made or to be sent from one process to another.
+commit are alike it cuts them out of the commit itself, and ends each with what readers get. Then there is no text to be
+made, or to be sent from one process to another. Deadlines, which stand further inside, would take it longer than to
+cut out a text that was made.
 """
 
 from __future__ import annotations
@@ -21,11 +22,20 @@ from omnirelay.core.events import EVENT_NUMBERS
 from omnirelay.replication.commits import PIECE_BYTES, Commits, Tag
 from omnirelay.replication.made import Run
 from omnirelay.replication.rows import peers_of_lines
-from omnirelay.wire.event_uniform import Places
+from omnirelay.wire.event_uniform import Places, Uniform
 from omnirelay.wire.instants import instant
 
 _ROWS_LEAST: Final = 8
 """Shorter runs than that cost more than rows, which go many at a time whatever they are."""
+
+
+class _Row(msgspec.Struct, frozen=True, gc=False):
+    """What the rows of a run have in common, but for the number, which is that of the first."""
+
+    first: int
+    event_type: str
+    timestamp: int
+    peer: str | None
 
 
 class Runs(msgspec.Struct, frozen=True, gc=False):
@@ -42,10 +52,12 @@ def runs_of(commits: Commits) -> Runs | None:
     described like this.
     """
     found = _Found()
-    for at in range(len(commits.frames)):
+    for at, frame in enumerate(commits.frames):
         places = commits.places_of(at)
-        if places is not None:
-            found.add_frame(at, commits.frames[at].first, places)
+        if isinstance(places, Places):
+            found.add_places(at, frame.first, places)
+        elif isinstance(places, Uniform):
+            found.add_uniform(frame.first, places)
         elif not found.add_lines(commits.lines_of(at), commits.tags_of(at)):
             return None
         if len(found.runs) * _ROWS_LEAST > len(commits):
@@ -63,64 +75,72 @@ class _Found:
         self._sizes: list[int] = []
         self._begins: list[int] = []
 
-    def add_frame(self, at: int, first: int, places: Places) -> None:
-        """Events that are cut out of the frame itself, and only their ends are made."""
-        alike, replaced = places.alike, None
-        if (deadline := places.deadline) is not None:
-            replaced = (len(deadline.stands), deadline.reads.decode(), deadline.behind)
+    def add_places(self, at: int, first: int, places: Places) -> None:
+        """Events that are cut out of the frame itself: only what they end with is made."""
+        alike = places.alike
         self._add(
-            alike.event_type,
+            _Row(first, alike.event_type, alike.timestamp, alike.peer),
             places.sizes,
             gap=len(alike.separator),
-            first=first,
-            timestamp=instant(alike.timestamp),
-            peer=alike.peer,
             in_frame=True,
             piece=at,
             begins=alike.begins,
             ends=alike.ends,
             beginning=len(alike.beginning),
             ending=alike.reads.decode(),
-            replaced=replaced,
         )
 
+    def add_uniform(self, first: int, uniform: Uniform) -> None:
+        """The lines of a frame that differ in nothing but their text."""
+        *sizes, _ = map(len, uniform.lines.split(b"\n"))
+        begins = self._put(uniform.lines)
+        self._add_text(_Row(first, uniform.event_type, uniform.timestamp, uniform.peer), sizes, begins)
+
     def add_lines(self, lines: bytes, tags: Sequence[Tag]) -> bool:
-        """False where numbers jump."""
+        """Any lines. False where numbers jump."""
         *sizes, _ = map(len, lines.split(b"\n"))
-        if not self.texts or len(self.texts[-1]) >= PIECE_BYTES:
-            self.texts.append(bytearray())
-        begins, stop = len(self.texts[-1]), 0
-        self.texts[-1] += lines
+        begins, stop = self._put(lines), 0
         rows = zip([(tag.event_type, tag.timestamp) for tag in tags], peers_of_lines(lines), strict=True)
         for ((event_type, timestamp), peer), group in groupby(rows):
             start, stop = stop, stop + sum(1 for _ in group)
             numbers = [tag.sequence_number for tag in tags[start:stop]]
             if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
                 return False
-            ends = begins + sum(sizes[start:stop]) + len(numbers)
-            self._add(
-                event_type,
-                sizes[start:stop],
-                gap=1,
-                first=numbers[0],
-                timestamp=instant(timestamp),
-                peer=peer,
-                in_frame=False,
-                piece=len(self.texts) - 1,
-                begins=begins,
-                ends=ends,
-            )
-            begins = ends
+            begins = self._add_text(_Row(numbers[0], event_type, timestamp, peer), sizes[start:stop], begins)
         return True
 
-    def _add(self, event_type: str, sizes: list[int], *, gap: int, **rest: Any) -> None:
+    def _put(self, lines: bytes) -> int:
+        """Where they begin in the last of the texts."""
+        if not self.texts or len(self.texts[-1]) >= PIECE_BYTES:
+            self.texts.append(bytearray())
+        begins = len(self.texts[-1])
+        self.texts[-1] += lines
+        return begins
+
+    def _add_text(self, row: _Row, sizes: list[int], begins: int) -> int:
+        """Where they end."""
+        ends = begins + sum(sizes) + len(sizes)
+        self._add(row, sizes, gap=1, in_frame=False, piece=len(self.texts) - 1, begins=begins, ends=ends)
+        return ends
+
+    def _add(self, row: _Row, sizes: list[int], *, gap: int, **where: Any) -> None:
         start = len(self._sizes)
         self._sizes += sizes
         # The first one begins at 1, and one gap is counted for it.
         self._begins += accumulate(sizes[:-1], initial=1 - gap)
-        self.types[event_type] += len(sizes)
-        number = EVENT_NUMBERS.get(event_type, 0)
-        self.runs.append(Run(event_type=number, start=start, stop=len(self._sizes), gap=gap, **rest))
+        self.types[row.event_type] += len(sizes)
+        self.runs.append(
+            Run(
+                first=row.first,
+                event_type=EVENT_NUMBERS.get(row.event_type, 0),
+                timestamp=instant(row.timestamp),
+                peer=row.peer,
+                start=start,
+                stop=len(self._sizes),
+                gap=gap,
+                **where,
+            )
+        )
 
     def places(self) -> bytes:
         return _places(self._sizes, self._begins)

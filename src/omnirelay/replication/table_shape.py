@@ -24,16 +24,11 @@ class TableShape:
         # Nothing but an event that is there already is passed over. "or ignore" would hide whatever a table refuses.
         self._unless_there = "on conflict (sequence_number) do nothing"
         # Cut out as bytes, which are found without counting characters. See `Made` and `Run` for where they are.
-        begins, size = "(value >> 32) + rowid * ?7", "(value & 0xffffffff) + ?8"
-        self.insert_run = self._insert_run(f"substr(?6, {begins}, {size}) || ?9")
-        self.insert_run_replaced = self._insert_run(
-            # `replace` would take as long as all the rest.
-            f"substr(?6, {begins}, {size} - ?10 - ?12) || ?11 || substr(?6, {begins} + {size} - ?12, ?12) || ?9"
-        )
-
-    def _insert_run(self, text: str) -> str:
-        return (
-            f"{self._into} select ?1 + rowid - 1, ?2, ?3, ?4, {text} from carray(?5) where true {self._unless_there}"
+        # A blob and a text joined are a text.
+        self.insert_run = (
+            f"{self._into} select ?1 + rowid - 1, ?2, ?3, ?4,"
+            " substr(?6, (value >> 32) + rowid * ?7, (value & 0xffffffff) + ?8) || ?9"
+            f" from carray(?5) where true {self._unless_there}"
         )
 
     def insert_rows(self, count: int) -> str:

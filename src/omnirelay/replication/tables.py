@@ -222,10 +222,7 @@ class SqliteSink:
                 memoryview(of_run)[run.begins : run.ends],
                 *(run.gap, run.beginning, run.ending),
             )
-            if run.replaced is None:
-                database.execute(self._shape.insert_run, values)
-            else:
-                database.execute(self._shape.insert_run_replaced, (*values, *run.replaced))
+            database.execute(self._shape.insert_run, values)
 
     def _insert_rows(self, database: apsw.Connection, rows: list[Row]) -> None:
         at = 0

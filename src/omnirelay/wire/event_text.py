@@ -93,18 +93,6 @@ def with_deadlines(text: bytes, count: int) -> bytes | None:
     return None
 
 
-def first_deadline(data: bytes, count: int, begins: int, ends: int) -> tuple[bytes, bytes] | None:
-    """How the first of so many deadlines between these places stands there, and how it is read; None when there are
-    more or fewer, or when it is not like ours.
-    """
-    at = data.find(_DEADLINE, begins, ends)
-    member = data[at : data.find(b",", at) + 1]
-    replacement = _member("expiresAt", int(digits)) if at >= 0 and (digits := member[12:-1]).isdigit() else None
-    if replacement is None or replacement[0] != member or data.count(_DEADLINE, begins, ends) != count:
-        return None
-    return replacement
-
-
 def replaced(text: bytes, stands: bytes, reads: bytes) -> tuple[int, bytes]:
     """How often it stood there, and the text that reads otherwise. What is read is never as long as what stands."""
     result = text.replace(stands, reads)
