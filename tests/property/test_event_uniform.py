@@ -60,7 +60,8 @@ def cut_out(data: bytes, places: Places) -> Iterator[bytes]:
 
 def check(frame: Frame, region: str | None = "eu") -> bool:
     """Whether it was uniform. If so, everything that is said of it must be so."""
-    uniform, places = (each(frame.data, frame.count, region) for each in (uniform_of, places_of))
+    uniform = uniform_of(frame.data, frame.count, region)
+    places = places_of(frame.data, frame.count, region)
     if uniform is None:
         assert places is None
         return False
@@ -221,7 +222,7 @@ def test_every_unusual_name_is_suspect(has_deadline: bool) -> None:
     """Else it would not be looked for."""
     plain, named = event_uniform._UNUSUAL[has_deadline]
     for pattern in (plain, named):
-        names = re.findall(rb'[a-zA-Z]+(?![a-zA-Z]*\])', pattern.pattern)
+        names = re.findall(rb"[a-zA-Z]+(?![a-zA-Z]*\])", pattern.pattern)
         assert b"expiresAt" in names
         for name in names:
             text = b'{"a":1,"%b":2}' % name
