@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from omnirelay.errors import Unavailable
+from omnirelay.replication import delivery as delivery_module
 from omnirelay.replication import following as following_module
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.courtesy import Courtesy
@@ -97,6 +98,50 @@ async def test_nothing_is_prepared_meanwhile_where_callers_need_the_processor(
             sink.go_on.set()
             await caught_up(follower, shard)
         assert bool(sink.prepared) == ahead
+        assert sink.taken == await log_of(shard)
+
+
+@pytest.mark.parametrize("processors", [2, 64])
+@pytest.mark.parametrize(("since_s", "most", "counts"), [(0.5, 2, {2}), (0.5, None, {6}), (1.5, 2, {6})])
+async def test_deliveries_are_smaller_while_callers_wait_for_the_same_disk(
+    processors: int, since_s: float, most: int | None, counts: set[int]
+) -> None:
+    """However many processors there are, and of sinks that say so."""
+    now = 100.0
+    async with memory_shard() as shard:
+        for _ in range(18):
+            await enqueued(shard, *items(1))
+        sink = Preparing()
+        if most is not None:
+            sink.events_beside_callers = most  # type: ignore[attr-defined]
+        courtesy = Courtesy(lambda: now, among=processors)
+        courtesy.called()
+        now += since_s
+        sink.go_on.set()
+        settings = msgspec.structs.replace(QUICK, batch_events=6)
+        async with following(shard, sink, settings=settings, courtesy=courtesy) as follower:
+            await caught_up(follower, shard)
+        assert {len(each) for each in sink.deliveries[:3]} == counts
+        assert sink.taken == await log_of(shard)
+
+
+@pytest.mark.parametrize(("since_s", "prepared"), [(0.5, True), (1.5, False)])
+async def test_a_large_delivery_is_prepared_first_only_where_callers_would_notice(
+    monkeypatch: pytest.MonkeyPatch, since_s: float, prepared: bool
+) -> None:
+    """Else the sink makes it by itself, while whoever is to prepare the others gets ready."""
+    monkeypatch.setattr(delivery_module, "LARGE_BYTES", 1)
+    now = 100.0
+    async with memory_shard() as shard:
+        await work(shard)
+        sink = Preparing()
+        courtesy = Courtesy(lambda: now, among=64)
+        courtesy.called()
+        now += since_s
+        sink.go_on.set()
+        async with following(shard, sink, settings=SMALL, courtesy=courtesy) as follower:
+            await caught_up(follower, shard)
+        assert (sink.came[0] in sink.prepared) == prepared
         assert sink.taken == await log_of(shard)
 
 

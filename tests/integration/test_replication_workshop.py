@@ -106,6 +106,14 @@ async def test_as_many_processes_work_as_there_may_be() -> None:
         assert len(set(workshop.pids)) == 2
 
 
+@pytest.mark.parametrize(("form", "processes"), [("lines", 2), ("rows", 1)])
+async def test_one_process_is_enough_for_what_takes_longer_to_be_written(form: Form, processes: int) -> None:
+    async with working(workers_max=2) as workshop:
+        for at in range(3):
+            await soon(workshop.make(form, some_commits(after=at)))
+        assert len(set(workshop.pids)) == processes
+
+
 async def test_what_a_lost_process_had_to_make_is_made_here(caplog: pytest.LogCaptureFixture) -> None:
     async with working() as workshop:
         await workshop.make("lines", some_commits())

@@ -20,9 +20,9 @@ from omnirelay.replication import runs
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.done import Done
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame, json_of
-from omnirelay.replication.made import Run
+from omnirelay.replication.made import Made, Run
 from omnirelay.replication.making import make
-from omnirelay.replication.rows import rows_of
+from omnirelay.replication.rows import Row, rows_of
 from omnirelay.replication.settings import TABLE
 from omnirelay.replication.tables import SqliteSink
 from omnirelay.wire.instants import instant
@@ -90,6 +90,17 @@ def test_commits_are_their_events(frames: list[Frame], data: st.DataObject) -> N
     assert list(commits.behind(later)) == [event for event in events if event.sequence > later]
 
 
+def rows_of_run(commits: Commits, made: Made, run: Run) -> list[Row]:
+    """As `Made` and `Run` say it, without a database."""
+    whole = commits.frames[run.piece].data if run.in_frame else made.parts[run.piece]
+    text, rows = whole[run.begins : run.ends], []
+    for at, place in enumerate(memoryview(made.parts[-1]).cast("q")[run.start : run.stop]):
+        begins = (place >> 32) + (at + 1) * run.gap - 1
+        line = text[begins : begins + (place & 0xFFFFFFFF) + run.beginning].decode()
+        rows.append((run.first + at, run.event_type, run.timestamp, run.peer, line + run.ending))
+    return rows
+
+
 @profile(40)
 @given(some_frames(), st.integers(1, 20), st.data())
 def test_runs_are_the_rows_of_their_events(frames: list[Frame], repeated: int, data: st.DataObject) -> None:
@@ -107,12 +118,8 @@ def test_runs_are_the_rows_of_their_events(frames: list[Frame], repeated: int, d
             patch.setattr(runs, "_ROWS_LEAST", data.draw(st.sampled_from([0, 8])))
             commits.made = made = make("rows", commits)
         if made.runs:
-            lines = b"".join(made.parts[:-1]).decode().split("\n")
-            assert rows == [
-                (run.first + at - run.start, run.event_type, run.timestamp, run.peer, lines[at])
-                for run in made.runs
-                for at in range(run.start, run.stop)
-            ]
+            assert rows == [row for run in made.runs for row in rows_of_run(commits, made, run)]
+            assert made.types == Done.of(commits).types
         with tempfile.TemporaryDirectory() as directory:
             sink = SqliteSink(Path(directory))
             sink._open("jobs")
@@ -127,8 +134,12 @@ def test_runs_are_the_rows_of_their_events(frames: list[Frame], repeated: int, d
 def test_a_commit_of_a_few_calls_goes_into_a_table_in_runs() -> None:
     """Else nothing above would be of use."""
     frame = encode_frame("jobs", "log", 1, 1, 5, [TimeAdvanced(sequence_number=at, timestamp=5) for at in range(1, 41)])
+    number = EVENT_NUMBERS["TimeAdvanced"]
     made = make("rows", Commits([frame], "eu", 10))
-    assert made.runs == [Run(11, EVENT_NUMBERS["TimeAdvanced"], instant(5), None, 0, 30, 0, 0, len(made.parts[0]))]
+    assert made.runs == [Run(11, number, instant(5), None, 0, 30, False, 0, 0, len(made.parts[0]))]
+    made = make("rows", Commits([frame], "eu", 0))
+    assert [(run.first, run.stop, run.in_frame) for run in made.runs] == [(1, 40, True)]
+    assert len(made.parts) == 1, "all of its text stands in the commit"
 
 
 def test_what_stands_in_the_progress_of_a_lease_is_not_counted_as_an_event() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,8 +16,9 @@ from omnirelay.log.base import Frame
 from omnirelay.log.frame import decode_header, encode_frame
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.rows import rows_of
+from omnirelay.wire import event_uniform
 from omnirelay.wire.event_schema import event_types
-from omnirelay.wire.event_uniform import uniform_of
+from omnirelay.wire.event_uniform import Places, Uniform, places_of, uniform_of
 from omnirelay.wire.events import INSTANTS, document_of
 from tests.property.event_strategies import JSON, TEXT, stored
 from tests.property.strategies import profile
@@ -46,11 +49,29 @@ def slowly(frame: Frame, region: str | None) -> bytes:
     return b"".join(msgspec.json.encode(document_of(raw, **around)) + b"\n" for raw in header.events)
 
 
+def cut_out(data: bytes, places: Places) -> Iterator[bytes]:
+    """The lines that `places` says, with a line feed behind each."""
+    alike, at = places.alike, places.alike.begins
+    for size in places.sizes:
+        ends = at + len(alike.beginning) + size
+        yield data[at:ends] + alike.reads + b"\n"
+        at = ends + len(alike.stands) + 1
+
+
 def check(frame: Frame, region: str | None = "eu") -> bool:
     """Whether it was uniform. If so, everything that is said of it must be so."""
     uniform = uniform_of(frame.data, frame.count, region)
+    places = places_of(frame.data, frame.count, region)
     if uniform is None:
+        assert places is None
         return False
+    assert places is not None
+    if isinstance(places, Uniform):
+        assert places == uniform
+    else:
+        assert b"".join(cut_out(frame.data, places)) == uniform.lines
+        alike = places.alike
+        assert (alike.event_type, alike.timestamp, alike.peer) == (uniform.event_type, uniform.timestamp, uniform.peer)
     assert uniform.lines == slowly(frame, region)
     events = [msgspec.json.decode(raw) for raw in decode_header(frame.data).events]
     assert {event["eventType"] for event in events} == {uniform.event_type}
@@ -134,6 +155,8 @@ def test_the_commits_of_a_busy_shard_are_uniform(kind: str, caller: dict[str, An
     """Else nothing here would be of use."""
     assert check(frame_of(many(kind, **({} if kind == "Completed" else caller))))
     assert check(frame_of(many(kind, 1)))
+    frame = frame_of(many(kind))
+    assert isinstance(places_of(frame.data, frame.count, "eu"), Uniform if kind == "LeaseGranted" else Places)
 
 
 def test_leases_of_a_few_durations_are_uniform() -> None:
@@ -192,6 +215,19 @@ def test_line_feeds_between_tokens_are_left_to_others() -> None:
     frame = frame_of(many("Completed"))
     spread = msgspec.structs.replace(frame, data=frame.data.replace(b'"attempt":1', b'"attempt":\n1'))
     assert not check(spread)
+
+
+@pytest.mark.parametrize("has_deadline", [True, False])
+def test_every_unusual_name_is_suspect(has_deadline: bool) -> None:
+    """Else it would not be looked for."""
+    plain, named = event_uniform._UNUSUAL[has_deadline]
+    for pattern in (plain, named):
+        names = re.findall(rb"[a-zA-Z]+(?![a-zA-Z]*\])", pattern.pattern)
+        assert b"expiresAt" in names
+        for name in names:
+            text = b'{"a":1,"%b":2}' % name
+            assert pattern.search(text), "else it is not a name"
+            assert event_uniform._SUSPECT[has_deadline].search(text)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"shard":"a","events":[]}', b"\xff"])

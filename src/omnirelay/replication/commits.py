@@ -20,7 +20,7 @@ from omnirelay.log.frame import decode_header
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.made import Made
 from omnirelay.wire.event_text import lines_of
-from omnirelay.wire.event_uniform import Uniform, uniform_of
+from omnirelay.wire.event_uniform import Places, Uniform, places_of, uniform_of
 
 PIECE_BYTES: Final = 512 * 1024
 """Of text that is worked on at a stretch, but for commits that have more."""
@@ -129,10 +129,21 @@ class Commits(Sequence[ReplicatedEvent]):
     def _part(self, at: int) -> bytes | Uniform:
         frame, skipped = self.frames[at], 0 if at else self._skipped
         uniform = None if skipped else uniform_of(frame.data, frame.count, self.region)
-        if uniform is not None:
-            return uniform
-        header = decode_header(frame.data)
-        stored = header.events[skipped:]
+        return self.lines_of(at) if uniform is None else uniform
+
+    def places_of(self, at: int) -> Places | Uniform | None:
+        """Where the documents of a frame stand in it, or lines of them where that is not enough to make some; None when
+        they differ, or their numbers jump.
+        """
+        frame = self.frames[at]
+        if not is_contiguous(frame) or (self._skipped and not at):
+            return None
+        return places_of(frame.data, frame.count, self.region)
+
+    def lines_of(self, at: int) -> bytes:
+        """The documents of a frame, whatever they are: what `parts` has of it."""
+        header = decode_header(self.frames[at].data)
+        stored = header.events[0 if at else self._skipped :]
         return lines_of(stored, shard=header.shard, region=self.region, pending=header.pending, active=header.active)
 
     def pieces(self) -> Sequence[bytes]:
@@ -143,10 +154,9 @@ class Commits(Sequence[ReplicatedEvent]):
         """
         if self.made is not None and self.made.form == "lines":
             return self.made.parts
-        return [piece for piece, _ in self.pieces_of_frames()]
+        return list(self._pieces())
 
-    def pieces_of_frames(self) -> Iterator[tuple[bytes, int]]:
-        """The same pieces, each with the number of frames that it has the events of."""
+    def _pieces(self) -> Iterator[bytes]:
         gathered: list[bytes] = []
         size = 0
         for part in self.parts():
@@ -154,10 +164,10 @@ class Commits(Sequence[ReplicatedEvent]):
             gathered.append(lines)
             size += len(lines)
             if size >= PIECE_BYTES:
-                yield gathered[0] if len(gathered) == 1 else b"".join(gathered), len(gathered)
+                yield gathered[0] if len(gathered) == 1 else b"".join(gathered)
                 gathered, size = [], 0
         if gathered:
-            yield b"".join(gathered), len(gathered)
+            yield b"".join(gathered)
 
     # -- as events -------------------------------------------------------------------------------
 

@@ -1,4 +1,8 @@
-"""`Courtesy`: when a sink that catches up does one thing at a time, so that callers of the node need not wait for it.
+"""`Courtesy`: when a sink that catches up holds back, so that callers of the node need not wait for it.
+
+A call waits until the log has flushed it, and on one disk that flush waits for what a sink flushes. A delivery of nine
+megabytes has the calls of that moment wait for all of it, so those that are flushed here are smaller while somebody
+calls: four flushes of two megabytes let the log's own in between.
 
 With a delivery under way, the next one read and the one behind it made, a sink keeps three processors busy. Where there
 are only two, every thread of the node that has just been woken, be it to take a call or to write the log, has to wait
@@ -15,6 +19,9 @@ from typing import Final
 
 CALLED_S: Final = 1.0
 """So long after a commit there may be another one any moment."""
+
+FLUSHED_EVENTS: Final = 4_000
+"""Of a delivery that is flushed to a disk of this machine while there are callers."""
 
 PROCESSORS_LEAST: Final = 4
 """With so many there is one left for callers, whatever a sink does."""
@@ -38,7 +45,9 @@ class Courtesy:
         self._called_at = self._now()
 
     @property
+    def is_called(self) -> bool:
+        return self._called_at is not None and self._now() - self._called_at < CALLED_S
+
+    @property
     def one_at_a_time(self) -> bool:
-        if not self._is_needed or self._called_at is None:
-            return False
-        return self._now() - self._called_at < CALLED_S
+        return self._is_needed and self.is_called

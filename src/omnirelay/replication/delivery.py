@@ -27,7 +27,9 @@ _log = logging.getLogger("omnirelay.replication")
 T = TypeVar("T")
 
 LARGE_BYTES: Final = 256 * 1024
-"""So much of the log is prepared before it is delivered, even if nothing is under way meanwhile."""
+"""So much of the log is prepared before it is delivered, even if nothing is under way meanwhile, when somebody calls:
+in this process it would be done at their cost. Otherwise that is sooner, as long as there is no other one yet.
+"""
 
 
 def is_being_cancelled() -> bool:
@@ -92,7 +94,7 @@ class Delivery:
         return self._up_to_refused(batch)
 
     async def _next_commits(self, after: int, linger: Callable[[float], Awaitable[None]]) -> Commits:
-        most, size = self._settings.batch_events, self._settings.batch_bytes
+        most, size = self._commits_most(), self._settings.batch_bytes
         if self._ahead and self._ahead[0].commits.after == after:
             await asyncio.wait((self._ahead[0].prepared,))
             return self._ahead.popleft().commits  # Not before: who is stopped while it waits has to let go of it.
@@ -103,9 +105,14 @@ class Delivery:
             if self._shard.last_sequence > batch.last:
                 more = await self._cursor.read_commits(batch.last, most - len(batch), size - batch.size)
                 batch = batch.followed_by(more)
-        if batch and batch.size >= LARGE_BYTES:
+        if batch and batch.size >= LARGE_BYTES and self._courtesy.is_called:
             await self._prepare(batch)
         return batch
+
+    def _commits_most(self) -> int:
+        """Events of one delivery."""
+        most = self._settings.batch_events
+        return min(most, getattr(self._sink, "events_beside_callers", most)) if self._courtesy.is_called else most
 
     def _forget_ahead(self) -> None:
         while self._ahead:
@@ -158,7 +165,7 @@ class Delivery:
         """Read the next commits and have the sink prepare them, unless company would still be waited for, or callers
         are about. Raises nothing: whatever is wrong is there for the delivery, too.
         """
-        most, size = self._settings.batch_events, self._settings.batch_bytes
+        most, size = self._commits_most(), self._settings.batch_bytes
         while len(self._ahead) < getattr(self._sink, "prepares_ahead", 1) and not self._courtesy.one_at_a_time:
             after = self._ahead[-1].commits.last if self._ahead else batch.last
             try:

@@ -13,6 +13,7 @@ import msgspec
 
 from omnirelay.log.files import make_directories, sync_directory
 from omnirelay.replication.commits import Commits
+from omnirelay.replication.courtesy import FLUSHED_EVENTS
 from omnirelay.replication.events import ReplicatedEvent, json_of
 from omnirelay.replication.owners import DirectoryOwner, Newest, Owner, newest_of
 from omnirelay.replication.settings import ROTATE_BYTES
@@ -80,6 +81,7 @@ class FileSink:
 
     rebuilds_state = False
     prepares_ahead = 2
+    events_beside_callers = FLUSHED_EVENTS
     maker: Maker = IN_THREAD
 
     newest: Newest | None = None

@@ -22,19 +22,27 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     start: int
     stop: int
     """Which rows of all these are."""
+    in_frame: bool
+    """Whether they stand in a frame of the commits, as the log has them, or in a part."""
     piece: int
-    """Which part their texts stand in."""
+    """In which one."""
     begins: int
     ends: int
     """Where in it, in bytes."""
+    beginning: int = 0
+    """Bytes that every text has before what its place says."""
+    gap: int = 1
+    """Bytes from the end of one to where the place of the next one begins."""
+    ending: str = ""
+    """What comes behind every text."""
 
 
 class Made(msgspec.Struct, gc=False):
     form: Form
     parts: Sequence[bytes]
-    """Lines: the text, cut up behind some of them. A segment: its bytes. Rows: the text of all lines, cut up too, and
-    last the place of every line in the text of its run, as 64 bits: how many bytes of other lines are before it above
-    (line feeds not counted), how long it is below.
+    """Lines: the text, cut up behind some of them. A segment: its bytes. Rows: the text of those lines that are not cut
+    out of the frames themselves, and last the place of every row in what its run is cut out of, as 64 bits: below, how
+    long it is, and above, where it begins, counted from 1 and less as many gaps as there are rows up to it.
     """
     types: dict[str, int]
     """How many events of each type."""

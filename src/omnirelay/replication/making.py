@@ -17,8 +17,9 @@ def make(form: Form, commits: Commits) -> Made:
         return Made(form, pieces, dict(commits.types()))
     if form == "rows":
         runs = runs_of(commits)
-        types = dict(commits.types())
-        return Made(form, (), types) if runs is None else Made(form, (*runs.texts, runs.places), types, runs.runs)
+        if runs is None:
+            return Made(form, (), dict(commits.types()))
+        return Made(form, (*runs.texts, runs.places), runs.types, runs.runs)
     segments = load_segments()
     counted: Counter[str] = Counter()
     data = segments.encode_frames(commits.frames, form, commits.region, counted)

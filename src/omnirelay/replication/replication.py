@@ -55,6 +55,10 @@ class _MadeWhenOpened:
         return getattr(self._made, "prepares_ahead", 1)
 
     @property
+    def events_beside_callers(self) -> int:
+        return getattr(self._made, "events_beside_callers", self._settings.follow.batch_events)
+
+    @property
     def newest(self) -> Newest | None:
         return getattr(self._made, "newest", None)
 

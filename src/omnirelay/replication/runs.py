@@ -1,34 +1,49 @@
 """Rows of a table that differ in nothing but their number and their text: what a database takes in one step.
 
 A commit holds what a few calls did, so most of its events come in long runs of one type and one instant. Such a run is
-described once, and only its texts are many: the database cuts them out of one long text, without the interpreter.
+described once, and only its texts are many: the database cuts them out, without the interpreter. Where all events of a
+commit are alike it cuts them out of the commit itself, and ends each with what readers get. Then there is no text to be
+made, or to be sent from one process to another. Deadlines, which stand further inside, would take it longer than to
+cut out a text that was made.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate, groupby
-from typing import Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
 from omnirelay.core.events import EVENT_NUMBERS
-from omnirelay.replication.commits import Commits, is_contiguous
+from omnirelay.replication.commits import PIECE_BYTES, Commits, Tag
 from omnirelay.replication.made import Run
 from omnirelay.replication.rows import peers_of_lines
-from omnirelay.wire.event_uniform import Uniform
+from omnirelay.wire.event_uniform import Places, Uniform
 from omnirelay.wire.instants import instant
 
 _ROWS_LEAST: Final = 8
 """Shorter runs than that cost more than rows, which go many at a time whatever they are."""
 
 
+class _Row(msgspec.Struct, frozen=True, gc=False):
+    """What the rows of a run have in common, but for the number, which is that of the first."""
+
+    first: int
+    event_type: str
+    timestamp: int
+    peer: str | None
+
+
 class Runs(msgspec.Struct, frozen=True, gc=False):
     texts: Sequence[bytes]
+    """Of what is not cut out of the frames."""
     places: bytes
-    """Of every line in the text of its run; see `Made`."""
+    """Of every row in what it is cut out of; see `Made`."""
+    types: dict[str, int]
     runs: Sequence[Run]
 
 
@@ -36,51 +51,99 @@ def runs_of(commits: Commits) -> Runs | None:
     """All of their rows, the same that `rows_of` makes. None when they are too short to be worth it, or not to be
     described like this.
     """
-    runs: list[Run] = []
-    sizes: list[int] = []
-    before: list[int] = []
-    texts: list[bytes] = []
-    at = 0
-    for text, frames in commits.pieces_of_frames():
-        begins = 0
-        for frame in range(at, at + frames):
-            for alike, lengths in _runs_in(commits, frame):
-                if alike is None or len(runs) * _ROWS_LEAST > len(commits):
-                    return None
-                first, event_type, timestamp, peer = alike
-                start, stop, ends = len(sizes), len(sizes) + len(lengths), begins + sum(lengths) + len(lengths)
-                number = EVENT_NUMBERS.get(event_type, 0)
-                runs.append(Run(first, number, instant(timestamp), peer, start, stop, len(texts), begins, ends))
-                sizes += lengths
-                before += accumulate(lengths[:-1], initial=0)
-                begins = ends
-        at += frames
-        texts.append(text)
-    if len(runs) * _ROWS_LEAST > len(commits):
-        return None
-    return Runs(texts, _places(sizes, before), runs)
+    found = _Found()
+    for at, frame in enumerate(commits.frames):
+        places = commits.places_of(at)
+        if isinstance(places, Places):
+            found.add_places(at, frame.first, places)
+        elif isinstance(places, Uniform):
+            found.add_uniform(frame.first, places)
+        elif not found.add_lines(commits.lines_of(at), commits.tags_of(at)):
+            return None
+        if len(found.runs) * _ROWS_LEAST > len(commits):
+            return None
+    return Runs([bytes(text) for text in found.texts], found.places(), dict(found.types), found.runs)
 
 
-_Alike: TypeAlias = tuple[int, str, int, str | None]
-"""The number of the first; type, instant and peer of all."""
+class _Found:
+    """Runs of one frame after the other."""
 
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.texts: list[bytearray] = []
+        self.types: Counter[str] = Counter()
+        self._sizes: list[int] = []
+        self._begins: list[int] = []
 
-def _runs_in(commits: Commits, at: int) -> Iterator[tuple[_Alike | None, list[int]]]:
-    """What rows of a frame have in common, and how long their texts are; None where their numbers jump."""
-    frame, part = commits.frames[at], commits.parts()[at]
-    if isinstance(part, Uniform) and is_contiguous(frame):
-        *sizes, _ = map(len, part.lines.split(b"\n"))
-        yield (frame.first, part.event_type, part.timestamp, part.peer), sizes
-        return
-    lines = part.lines if isinstance(part, Uniform) else part
-    *sizes, _ = map(len, lines.split(b"\n"))
-    tags, stop = commits.tags_of(at), 0
-    rows = zip([(tag.event_type, tag.timestamp) for tag in tags], peers_of_lines(lines), strict=True)
-    for ((event_type, timestamp), peer), group in groupby(rows):
-        start, stop = stop, stop + sum(1 for _ in group)
-        numbers = [tag.sequence_number for tag in tags[start:stop]]
-        counted = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-        yield (numbers[0], event_type, timestamp, peer) if counted else None, sizes[start:stop]
+    def add_places(self, at: int, first: int, places: Places) -> None:
+        """Events that are cut out of the frame itself: only what they end with is made."""
+        alike = places.alike
+        self._add(
+            _Row(first, alike.event_type, alike.timestamp, alike.peer),
+            places.sizes,
+            gap=len(alike.separator),
+            in_frame=True,
+            piece=at,
+            begins=alike.begins,
+            ends=alike.ends,
+            beginning=len(alike.beginning),
+            ending=alike.reads.decode(),
+        )
+
+    def add_uniform(self, first: int, uniform: Uniform) -> None:
+        """The lines of a frame that differ in nothing but their text."""
+        *sizes, _ = map(len, uniform.lines.split(b"\n"))
+        begins = self._put(uniform.lines)
+        self._add_text(_Row(first, uniform.event_type, uniform.timestamp, uniform.peer), sizes, begins)
+
+    def add_lines(self, lines: bytes, tags: Sequence[Tag]) -> bool:
+        """Any lines. False where numbers jump."""
+        *sizes, _ = map(len, lines.split(b"\n"))
+        begins, stop = self._put(lines), 0
+        rows = zip([(tag.event_type, tag.timestamp) for tag in tags], peers_of_lines(lines), strict=True)
+        for ((event_type, timestamp), peer), group in groupby(rows):
+            start, stop = stop, stop + sum(1 for _ in group)
+            numbers = [tag.sequence_number for tag in tags[start:stop]]
+            if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+                return False
+            begins = self._add_text(_Row(numbers[0], event_type, timestamp, peer), sizes[start:stop], begins)
+        return True
+
+    def _put(self, lines: bytes) -> int:
+        """Where they begin in the last of the texts."""
+        if not self.texts or len(self.texts[-1]) >= PIECE_BYTES:
+            self.texts.append(bytearray())
+        begins = len(self.texts[-1])
+        self.texts[-1] += lines
+        return begins
+
+    def _add_text(self, row: _Row, sizes: list[int], begins: int) -> int:
+        """Where they end."""
+        ends = begins + sum(sizes) + len(sizes)
+        self._add(row, sizes, gap=1, in_frame=False, piece=len(self.texts) - 1, begins=begins, ends=ends)
+        return ends
+
+    def _add(self, row: _Row, sizes: list[int], *, gap: int, **where: Any) -> None:
+        start = len(self._sizes)
+        self._sizes += sizes
+        # The first one begins at 1, and one gap is counted for it.
+        self._begins += accumulate(sizes[:-1], initial=1 - gap)
+        self.types[row.event_type] += len(sizes)
+        self.runs.append(
+            Run(
+                first=row.first,
+                event_type=EVENT_NUMBERS.get(row.event_type, 0),
+                timestamp=instant(row.timestamp),
+                peer=row.peer,
+                start=start,
+                stop=len(self._sizes),
+                gap=gap,
+                **where,
+            )
+        )
+
+    def places(self) -> bytes:
+        return _places(self._sizes, self._begins)
 
 
 def _places(sizes: list[int], before: list[int]) -> bytes:

@@ -80,7 +80,8 @@ class ReplicationSink(Protocol):
         of which events are made only when it asks for them: for targets so quick that this would be most of the work.
         If it also has a method `async prepare(commits)`, that is called with what will come next, most often while
         `apply` is busy with what comes before it: for work that changes nothing outside, like making text. Nobody
-        promises that those commits ever come; what `prepare` raises is passed over.
+        promises that those commits ever come; what `prepare` raises is passed over. With an attribute
+        `events_beside_callers` it gets no more events than that at once while callers of the node are about.
         """
         ...
 

@@ -13,6 +13,7 @@ import apsw
 
 from omnirelay.log.files import make_directories
 from omnirelay.replication.commits import Commits
+from omnirelay.replication.courtesy import FLUSHED_EVENTS
 from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.made import Made
 from omnirelay.replication.making import make
@@ -34,6 +35,9 @@ _PAGE_BYTES: Final = 32_768
 
 _CACHE_KIB: Final = 16 * 1024
 """Of pages in memory: all that a delivery writes. What does not fit is written while others are still being made."""
+
+_CHECKPOINT_BYTES: Final = 8 * 1024 * 1024
+"""Of the write-ahead log that are brought into the file at once, and flushed while callers of the node wait."""
 
 _OWNERS: Final = "OmniRelayOwners"
 """The table that says which log the rows of each table came from."""
@@ -64,6 +68,13 @@ def _writing(database: apsw.Connection) -> Iterator[apsw.Connection]:
         raise
 
 
+def _made_of(commits: Commits) -> Made:
+    """Their rows, made here if nobody has."""
+    if commits.made is None:
+        commits.made = make("rows", commits)
+    return commits.made
+
+
 class SqliteSink:
     """One file per shard: `{directory}/{shard}.db`. The table itself says how far it reaches.
 
@@ -72,7 +83,8 @@ class SqliteSink:
 
     rebuilds_state = False
     takes_commits = True
-    prepares_ahead = 2
+    prepares_ahead = 1
+    events_beside_callers = FLUSHED_EVENTS
     maker: Maker = IN_THREAD
     newest: Newest | None = None
     """The last event that the table had when it was opened."""
@@ -114,6 +126,8 @@ class SqliteSink:
             database.execute(f"pragma page_size = {_PAGE_BYTES}")  # Nothing happens to a file that is there.
             database.execute("pragma journal_mode = wal; pragma synchronous = full")
             database.execute(f"pragma cache_size = -{_CACHE_KIB}")
+            page_bytes = database.pragma("page_size")
+            database.wal_autocheckpoint(_CHECKPOINT_BYTES // page_bytes)
             self._shape.make(database)
             # Texts are cut out as bytes, and a file that somebody else made may have them in UTF-16.
             is_utf8 = database.execute("pragma encoding").fetchall() == [("UTF-8",)]
@@ -172,19 +186,17 @@ class SqliteSink:
         if self._database is None:
             raise TargetChanged(f"{self._path} has to be opened again first", file=str(self._path))
         # Here and not in the event loop: a large batch takes a while.
-        made = None
-        if self._takes_runs and isinstance(events, Commits):
-            made = events.made = events.made or make("rows", events)
-        rows = [] if made is not None and made.runs else rows_of(events)
+        in_runs = events if self._takes_runs and isinstance(events, Commits) and _made_of(events).runs else None
+        rows = rows_of(events) if in_runs is None else []
         self._check_place()
         try:
             with _writing(self._database) as database:
                 self._claim(database)
                 before = database.total_changes()
-                if made is not None and made.runs:
-                    self._insert_runs(database, made)
-                else:
+                if in_runs is None:
                     self._insert_rows(database, rows)
+                else:
+                    self._insert_runs(database, in_runs)
                 if database.total_changes() - before < len(events):
                     self._shape.check_same(database, rows_of(events))
         except apsw.ConstraintError as error:
@@ -199,14 +211,18 @@ class SqliteSink:
                 what = "was removed or moved" if there is None else "was replaced by another file"
                 raise TargetChanged(f"{name} {what}", file=name)
 
-    def _insert_runs(self, database: apsw.Connection, made: Made) -> None:
-        texts, places = [memoryview(part) for part in made.parts[:-1]], memoryview(made.parts[-1]).cast("q")
+    def _insert_runs(self, database: apsw.Connection, commits: Commits) -> None:
+        made = _made_of(commits)
+        texts, places = made.parts[:-1], memoryview(made.parts[-1]).cast("q")
         for run in made.runs:
-            lines = apsw.carray(places, start=run.start, stop=run.stop)
-            of_run = texts[run.piece][run.begins : run.ends]
-            database.execute(
-                self._shape.insert_run, (run.first, run.event_type, run.timestamp, run.peer, lines, of_run)
+            of_run = commits.frames[run.piece].data if run.in_frame else texts[run.piece]
+            values = (
+                *(run.first, run.event_type, run.timestamp, run.peer),
+                apsw.carray(places, start=run.start, stop=run.stop),
+                memoryview(of_run)[run.begins : run.ends],
+                *(run.gap, run.beginning, run.ending),
             )
+            database.execute(self._shape.insert_run, values)
 
     def _insert_rows(self, database: apsw.Connection, rows: list[Row]) -> None:
         at = 0

@@ -38,6 +38,9 @@ WORTH_BYTES: Final = 256 * 1024
 
 WORKERS_MAX: Final = max(1, min(2, os.cpu_count() or 1))
 
+_LITTLE_WORK: Final = frozenset({"rows"})
+"""What takes less time to be made than to be written. The start of another process would cost more than it helps."""
+
 _IDLE_S: Final = 30.0
 """A process that had nothing to do for so long is ended."""
 
@@ -186,7 +189,8 @@ class Workshop:
             return None
         if not self._idle and not self._busy:
             # All at once: who has much to do will want them all, and they take a moment to get ready.
-            self._idle = [_Worker() for _ in range(self._workers_max)]
+            wanted = 1 if form in _LITTLE_WORK else self._workers_max
+            self._idle = [_Worker() for _ in range(wanted)]
             for each in self._idle:
                 self._beside(each.start(form))
             self._end_when_idle()  # Perhaps there is no work for all of them.
