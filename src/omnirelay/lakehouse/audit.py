@@ -1,7 +1,7 @@
 """The audit of logs in segments: three opinions, each rule with what each of them found.
 
-                    ┌─ files    a task per segment ──┐
-    manifests ──────┤                                └─▶ sql    over what can be read
+                    ┌─ files    a task per segment, which also clears items ──┐
+    manifests ──────┤                                                         └─▶ sql    over what is left of them
                     └─ replay   a task per shard
 
 The replay of a shard is one long task, so it begins first and the others run beside it.
