@@ -90,6 +90,8 @@ class Cleared(msgspec.Struct, frozen=True):
     left: int
     """Rows that SQL has to follow."""
     frames: int
+    told: int
+    """Frames that say something of cleared items."""
     states: dict[str, int]
     """Cleared items by how they ended."""
     changes: list[Change]
@@ -114,7 +116,7 @@ def clear(table: pa.Table, shard: str, before: int, last: int) -> tuple[Cleared,
     try:
         columns = _Columns(table, shard, last)
         if not len(columns.sequence) and last <= before:
-            return Cleared(None, 0, None, 0, 0, {}, []), Left(_batch(ROWS), _batch(FRAMES))
+            return Cleared(None, 0, None, 0, 0, 0, {}, []), Left(_batch(ROWS), _batch(FRAMES))
         _check_numbers(columns, before, last)
         return _cleared(columns)
     except (_Odd, msgspec.DecodeError, OverflowError, pa.ArrowException):
@@ -246,6 +248,7 @@ def _cleared(columns: _Columns) -> tuple[Cleared, Left]:
         enqueued=(int(enqueued[0]), int(enqueued[-1])) if len(enqueued) else None,
         left=len(left),
         frames=frames.num_rows,
+        told=frames.num_rows - frames["last_row"].null_count,
         states={name: int(np.count_nonzero(ends[clear_items] == number)) for number, name in STATES.items()},
         changes=_changes(columns),
     )

@@ -25,7 +25,7 @@ from omnirelay.lakehouse.audit_clearing import Change, Cleared
 from omnirelay.lakehouse.audit_kinds import STATES
 from omnirelay.lakehouse.audit_plan import ShardPlan
 from omnirelay.lakehouse.audit_rules import FINDINGS_MAX, Finding, Opined
-from omnirelay.lakehouse.audit_sql_left import ClearedSegments, continues, enqueued_from, totals
+from omnirelay.lakehouse.audit_sql_left import ClearedSegments, continues, enqueued_from, is_in_order, totals
 from omnirelay.lakehouse.segment_files import SegmentFile, scan_of, segment_uri
 from omnirelay.lakehouse.sizing import PARTITIONS, Sizing
 from omnirelay.segments.manifest import Entry, segment_key
@@ -142,7 +142,7 @@ class SqlOpinion:
         shards = self._shards(cleared, end_ms, changes, {shard: enqueued_from(each) for shard, each in cleared.items()})
         left = segments.left
         if cleared.keys() != segments.cleared.keys():
-            left = left.where(F.col("shard").isin(*cleared))
+            left = left.join(F.broadcast(shards.select("shard")), "shard", "left_semi")
         frames = sum(each.frames for known in cleared.values() for each in known)
         rows = frames + sum(each.left for known in cleared.values() for each in known)
         events = sum(entry.events for shard in cleared for entry in self._entries[shard])
@@ -154,7 +154,9 @@ class SqlOpinion:
             broken = pool.submit(self._off_chain, list(cleared), shards, frames)
             found = totals(self._together(left), shards, history)
             self._report("sql: what is left of items followed")
-            wrong = broken.result() | {shard for shard, each in found.items() if each["wrong_all"]}
+            wrong = broken.result() | {
+                shard for shard, each in cleared.items() if not is_in_order(each, found.get(shard))
+            }
         return {
             shard: {
                 name: found[shard][name] + sum(each.states.get(name, 0) for each in known) for name in STATES.values()

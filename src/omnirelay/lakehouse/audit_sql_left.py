@@ -27,6 +27,8 @@ from omnirelay.lakehouse.audit_sql_frames import with_depth
 from omnirelay.lakehouse.audit_sql_gates import History, room
 
 _LAST: Final = ("last_row", "told_pending", "told_leased")
+_SEEN: Final = ("rows", "tells")
+"""How much of what was left arrived: a shard of which some did not is not in order."""
 _WRONG: Final = ("wrong", "wrong_fence", "strays")
 
 
@@ -71,11 +73,16 @@ def totals(left: DataFrame, shards: DataFrame, history: History) -> dict[str, di
     strange = (F.col("was") == NOT_THERE) & ~audit_sql.is_number("Enqueue")
     stray = strange & (F.col("item") >= F.col("enqueued_from"))
     followed = audit_sql.followed(rows, shards).withColumn("stray", F.when(stray, 1))
-    of_left = audit_sql.per_frame(followed, F.count("stray").alias("strays"))
+    of_left = audit_sql.per_frame(followed, F.count("stray").alias("strays"), F.count("*").alias("rows"))
     of_cleared = left.where(F.col("more_pending").isNotNull()).select(
-        "shard", "frame_first", "more_pending", "more_leased", *_LAST
+        "shard",
+        "frame_first",
+        "more_pending",
+        "more_leased",
+        *_LAST,
+        F.when(F.col("last_row").isNotNull(), 1).alias("tells"),
     )
-    summed = ("more_pending", "more_leased", *_WRONG, *STATES.values())
+    summed = ("more_pending", "more_leased", *_SEEN, *_WRONG, *STATES.values())
     frames = (
         of_left.unionByName(of_cleared, allowMissingColumns=True)
         .groupBy("shard", "frame_first")
@@ -85,6 +92,14 @@ def totals(left: DataFrame, shards: DataFrame, history: History) -> dict[str, di
     )
     judged = with_depth(frames, shards, room(history))
     wrong = sum((F.coalesce(F.sum(name), F.lit(0)) for name in _WRONG), F.sum(F.size("told")))
-    states = (F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in STATES.values())
+    states = (F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in (*_SEEN, *STATES.values()))
     found = judged.groupBy("shard").agg(wrong.alias("wrong_all"), *states).collect()
     return {row["shard"]: row.asDict() for row in found}
+
+
+def is_in_order(segments: Sequence[Cleared], found: Mapping[str, Any] | None) -> bool:
+    """Whether `totals` saw all that was left of a shard, and nothing wrong with it."""
+    expected = (sum(each.left for each in segments), sum(each.told for each in segments))
+    if found is None:
+        return expected == (0, 0)
+    return expected == (found["rows"], found["tells"]) and found["wrong_all"] == 0
