@@ -16,7 +16,7 @@ from omnirelay.lakehouse.audit_clearing import clear
 from omnirelay.lakehouse.audit_opinion import SqlOpinion
 from omnirelay.lakehouse.audit_plan import ShardPlan, plan
 from omnirelay.lakehouse.audit_segments import read_columns
-from omnirelay.lakehouse.audit_sql_left import ClearedSegments
+from omnirelay.lakehouse.audit_sql_left import ClearedSegments, is_in_order
 from omnirelay.lakehouse.audit_tasks import OF_SEGMENTS, padded
 from omnirelay.lakehouse.sizing import Sizing
 from omnirelay.segments.arrow import frames_to_arrow
@@ -202,3 +202,15 @@ def test_where_numbers_or_frames_are_odd_all_of_a_segment_is_left_to_sql(name: s
         field = table.schema.field(name).with_nullable(True)
         harmed = table.set_column(table.schema.get_field_index(name), field, pa.array(values, field.type))
         assert clear(harmed, "jobs", 0, last) is None
+
+
+def test_a_shard_of_which_some_rows_did_not_arrive_is_not_in_order() -> None:
+    table, last = _columns()
+    cleared = clear(table, "jobs", 0, last)
+    assert cleared is not None
+    facts, _ = cleared
+    found = {"rows": facts.left, "tells": facts.told, "wrong_all": 0}
+    assert is_in_order([facts], found)
+    assert not is_in_order([facts], None)
+    for name in found:
+        assert not is_in_order([facts], {**found, name: found[name] + 1})
