@@ -27,7 +27,7 @@ from omnirelay.lakehouse.audit_plan import ShardPlan, plan
 from omnirelay.lakehouse.audit_replay import Replay
 from omnirelay.lakehouse.audit_rules import Findings, Opined, Replayed
 from omnirelay.lakehouse.audit_segments import SegmentCheck
-from omnirelay.lakehouse.audit_tasks import SegmentWork
+from omnirelay.lakehouse.audit_tasks import SegmentDone, SegmentWork
 from omnirelay.log import MemoryLog
 from omnirelay.log.sqlite import SqliteLog
 from omnirelay.segments.archive import Archive
@@ -189,7 +189,8 @@ def test_damage_to_a_segment_counts_from_wherever_in_it_the_audit_begins() -> No
 
 
 def _files_opinion(directory: Path, planned: ShardPlan, at: int) -> Opined:
-    return msgspec.json.decode(SegmentWork(str(directory), None, [planned], [(0, at)]).run(0), type=Opined)
+    done, *_ = SegmentWork(str(directory), None, [planned], [(0, at)]).run(0)
+    return msgspec.json.decode(done["done"][0].as_py(), type=SegmentDone).opined
 
 
 def test_segments_that_were_merged_since_are_not_missing_but_not_seen(tmp_path: Path) -> None:

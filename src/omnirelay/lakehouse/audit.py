@@ -1,7 +1,7 @@
 """The audit of logs in segments: three opinions, each rule with what each of them found.
 
-                    ┌─ files    a task per segment ──┐
-    manifests ──────┤                                └─▶ sql    over what can be read
+                    ┌─ files    a task per segment, which also clears items ──┐
+    manifests ──────┤                                                         └─▶ sql    over what is left of them
                     └─ replay   a task per shard
 
 The replay of a shard is one long task, so it begins first and the others run beside it.
@@ -32,8 +32,9 @@ from omnirelay.lakehouse.audit_rules import (
     Unseen,
     results,
 )
+from omnirelay.lakehouse.audit_sql_left import ClearedSegments
 from omnirelay.lakehouse.audit_staging import staged
-from omnirelay.lakehouse.audit_tasks import Options, ReplayDone, ReplayWork, SegmentWork, tasks
+from omnirelay.lakehouse.audit_tasks import Options, ReplayDone, ReplayWork, SegmentDone, SegmentWork, tasks
 from omnirelay.lakehouse.sizing import Sizing
 
 T = TypeVar("T")
@@ -122,8 +123,7 @@ class Audit:
             ThreadPoolExecutor(1, thread_name_prefix="omnirelay-audit") as pool,
         ):
             replaying = pool.submit(self._replayed)
-            files = self._files()
-            sql = self._sql(files)
+            files, sql = self._files_and_sql()
             replayed = replaying.result()
         opined = [*self._found, *files, *(each.opined for each in replayed), *sql.opined]
         opined += self._compared(replayed, sql)
@@ -139,14 +139,24 @@ class Audit:
 
     # -- the opinions --------------------------------------------------------------------------
 
-    def _files(self) -> list[Opined]:
+    def _files_and_sql(self) -> tuple[list[Opined], SqlResult]:
+        """One read of each segment serves both: the task that checks a file also clears most of its items for SQL."""
         places = [(number, at) for number, plan in enumerate(self._plans) for at in range(len(plan.entries))]
         if not places:
-            return []
+            return [], self._sql([], None)
         work = SegmentWork(self._address, self._options, self._plans, places)
-        done = _collected(tasks(self._spark, len(places), work), Opined)
-        self._report(f"files: {len(places)} segments read")
-        return done
+        rows = tasks(self._spark, len(places), work).persist()
+        try:
+            done = _collected(rows.where("done IS NOT NULL").select("done"), SegmentDone)
+            self._report(f"files: {len(places)} segments read")
+            cleared = {(each.opined.shard, each.opined.place): each.cleared for each in done}
+            of_shards = {
+                plan.shard: [cleared[plan.shard, at] for at in range(len(plan.entries))] for plan in self._plans
+            }
+            files = [each.opined for each in done]
+            return files, self._sql(files, ClearedSegments(of_shards, rows))
+        finally:
+            rows.unpersist()
 
     def _replayed(self) -> list[ReplayDone]:
         if not self._plans:
@@ -156,7 +166,7 @@ class Audit:
         self._report(f"replay: {sum(each.replayed.events for each in done)} events")
         return done
 
-    def _sql(self, files: Collection[Opined]) -> SqlResult:
+    def _sql(self, files: Collection[Opined], segments: ClearedSegments | None) -> SqlResult:
         usable = {(each.shard, each.place): each.usable for each in files}
         entries = {
             plan.shard: readable(plan, [usable[plan.shard, at] for at in range(len(plan.entries))])
@@ -164,7 +174,7 @@ class Audit:
         }
         plans = {plan.shard: plan for plan in self._plans}
         with staged(self._spark, self._address, self._options, entries) as elsewhere:
-            return SqlOpinion(self._spark, self._address, plans, entries, elsewhere, self._report).run()
+            return SqlOpinion(self._spark, self._address, plans, entries, elsewhere, self._report, segments).run()
 
     # -- together ------------------------------------------------------------------------------
 

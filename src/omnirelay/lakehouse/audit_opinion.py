@@ -1,36 +1,45 @@
 """The opinion of SQL as a whole: reads what can be read, asks every question, and brings back few rows.
 
+    segments that were cleared ─▶ follow what is left ─┬─▶ in order
+                                                       └─▶ not, or not cleared ─▶ follow every event, name what is wrong
+
 No event rows come to the driver: only those that are wrong, as many as are named, and how many there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from itertools import groupby
 from operator import or_
 from typing import Any, Final
 
 import msgspec
-from pyspark.sql import DataFrame, Row, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from omnirelay.core.options import QueueOptions
 from omnirelay.lakehouse import audit_sql, audit_sql_frames, audit_sql_gates, audit_sql_pieces
+from omnirelay.lakehouse.audit_clearing import Change, Cleared
+from omnirelay.lakehouse.audit_kinds import STATES
 from omnirelay.lakehouse.audit_plan import ShardPlan
 from omnirelay.lakehouse.audit_rules import FINDINGS_MAX, Finding, Opined
+from omnirelay.lakehouse.audit_sql_left import ClearedSegments, continues, enqueued_from, is_in_order, totals
 from omnirelay.lakehouse.segment_files import SegmentFile, scan_of, segment_uri
-from omnirelay.lakehouse.sizing import PARTITIONS
+from omnirelay.lakehouse.sizing import PARTITIONS, Sizing
 from omnirelay.segments.manifest import Entry, segment_key
 from omnirelay.segments.segment import format_of
 
 _SHARDS: Final = (
     "shard STRING, whole BOOLEAN, first BIGINT, cut BOOLEAN, anchor BIGINT, anchor_generation BIGINT,"
-    " begin_chain BINARY, end_ms BIGINT, leader BIGINT, shift_ms BIGINT"
+    " begin_chain BINARY, end_ms BIGINT, leader BIGINT, shift_ms BIGINT, enqueued_from BIGINT"
 )
 _CHANGES: Final = ("OptionsChanged", "LeaderElected")
 _FEWER: Final = 16
 """One part in so many of the partitions that all events take is enough for a row per piece, or per frame."""
+_QUICK_EVENTS: Final = 40
+"""Events that are passed over, in a look at frames alone, in the time that following one takes."""
 _read_options = msgspec.json.Decoder(QueueOptions).decode
 
 
@@ -76,8 +85,12 @@ class SqlOpinion:
         entries: Mapping[str, Sequence[Entry]],
         staged: Mapping[str, str],
         report: Callable[[str], None],
+        segments: ClearedSegments | None = None,
     ) -> None:
-        """`staged` are the addresses of segments that are read from elsewhere, by their keys."""
+        """`staged` are the addresses of segments that are read from elsewhere, by their keys.
+
+        Without `segments`, in which most items are cleared already, every event is asked for.
+        """
         self._spark = spark
         self._address = address
         self._staged = staged
@@ -85,6 +98,7 @@ class SqlOpinion:
         self._plans: dict[str, ShardPlan] = {}
         self._entries: dict[str, Sequence[Entry]] = {}
         self._report = report
+        self._segments = segments
         for shard, plan in plans.items():
             if any(format_of(self._uri(shard, entry)) != "parquet" for entry in entries[shard]):
                 self._remarks[shard] = "not read with SQL: some of its segments are lines, and Spark is not here"
@@ -96,31 +110,98 @@ class SqlOpinion:
                     self._remarks[shard] = f"read with SQL up to event {entries[shard][-1].last} only"
 
     def run(self) -> SqlResult:
-        if not self._plans:
-            return SqlResult([], {}, self._remarks)
-        events = self._events()
+        states: dict[str, dict[str, int]] = {}
+        opined: list[Opined] = []
+        in_order = {} if self._segments is None else self.in_order(self._segments)
+        states |= {shard: found for shard, found in in_order.items() if found}
+        if rest := [shard for shard in self._plans if shard not in in_order]:
+            named, found = self._followed(rest)
+            states |= found
+            opined += named
+        return SqlResult(opined, states, self._remarks)
+
+    # -- what is left of cleared segments ------------------------------------------------------
+
+    def in_order(self, segments: ClearedSegments) -> dict[str, dict[str, int]]:
+        """The shards that are in order, each with its items by what they are at the end: none when it has no items."""
+        cleared: dict[str, list[Cleared]] = {}
+        changes: dict[str, list[Change]] = {}
+        history: dict[str, list[tuple[int, QueueOptions]]] = {}
+        for shard, plan in self._plans.items():
+            known = continues(plan, segments.cleared[shard])
+            if known is None or len(self._entries[shard]) < len(plan.entries):
+                continue
+            told = [change for each in known for change in each.changes]
+            options = _history(plan, told)
+            # Which keys are live at a time is asked of all leases together.
+            if not audit_sql_gates.gated({shard: options}):
+                cleared[shard], changes[shard], history[shard] = known, told, options
+        if not cleared:
+            return {}
+        end_ms = {shard: max(each.end_ms for each in known) for shard, known in cleared.items()}
+        shards = self._shards(cleared, end_ms, changes, {shard: enqueued_from(each) for shard, each in cleared.items()})
+        left = segments.left
+        if cleared.keys() != segments.cleared.keys():
+            left = left.join(F.broadcast(shards.select("shard")), "shard", "left_semi")
+        frames = sum(each.frames for known in cleared.values() for each in known)
+        rows = frames + sum(each.left for known in cleared.values() for each in known)
+        events = sum(entry.events for shard in cleared for entry in self._entries[shard])
+        # Neither waits for the other: while one is planned, the other has the processors.
+        with (
+            Sizing(self._spark).suited(max(rows, events // _QUICK_EVENTS)),
+            ThreadPoolExecutor(1, thread_name_prefix="omnirelay-audit-chain") as pool,
+        ):
+            broken = pool.submit(self._off_chain, list(cleared), shards, frames)
+            found = totals(self._together(left), shards, history)
+            self._report("sql: what is left of items followed")
+            wrong = broken.result() | {
+                shard for shard, each in cleared.items() if not is_in_order(each, found.get(shard))
+            }
+        return {
+            shard: {
+                name: found[shard][name] + sum(each.states.get(name, 0) for each in known) for name in STATES.values()
+            }
+            if shard in found
+            else {}
+            for shard, known in cleared.items()
+            if shard not in wrong
+        }
+
+    def _off_chain(self, chosen: Collection[str], shards: DataFrame, frames: int) -> set[str]:
+        """The shards in which a frame does not continue the chain."""
+        broken = audit_sql_frames.off_chain(self._events(chosen), shards, frames)
+        found = {row["shard"] for row in broken.select("shard").distinct().collect()}
+        self._report("sql: chains asked for")
+        return found
+
+    # -- every event ---------------------------------------------------------------------------
+
+    def _followed(self, chosen: Collection[str]) -> tuple[list[Opined], dict[str, dict[str, int]]]:
+        """What is wrong in these shards, and their items by what they are at the end."""
+        events = self._events(chosen)
         pieces = self._together(audit_sql_pieces.pieces(events)).persist()
         frames: DataFrame | None = None
         try:
             known = self._known(pieces)
-            shards, history = self._shards(events, known)
+            changes = self._changes(events, known)
+            shards = self._shards(chosen, known.end_ms, changes)
+            history = {shard: _history(self._plans[shard], changes.get(shard, [])) for shard in chosen}
             self._report("sql: options and takeovers known")
             named = audit_sql_gates.gated(history)
             rows = audit_sql.followed(audit_sql.item_rows(events, known.kinds, named=named), shards)
             frames = self._together(audit_sql.per_frame(rows)).persist()
-            totals = self._totals(frames)
+            counted = self._totals(frames)
             self._report("sql: items followed")
+            told = frames.join(audit_sql_pieces.told_depth(pieces), ["shard", "frame_first"], "left")
             found = [
                 audit_sql_frames.off_chain(events, shards, known.pieces),
-                audit_sql_frames.off_depth(
-                    frames, audit_sql_pieces.told_depth(pieces), shards, audit_sql_gates.room(history)
-                ),
+                audit_sql_frames.off_depth(told, shards, audit_sql_gates.room(history)),
                 *(audit_sql_gates.beyond_gates(rows, history) if named else ()),
             ]
             if known.span is not None:
                 odd = audit_sql_pieces.odd_buckets(pieces, self._begun())
                 found.append(audit_sql_frames.out_of_line(_between(events, known.span), odd, shards))
-            if any(each["wrong"] or each["wrong_fence"] for each in totals.values()):
+            if any(each["wrong"] or each["wrong_fence"] for each in counted.values()):
                 found.append(audit_sql.named_rows(rows))
             opined = list(_opined(reduce(DataFrame.unionByName, found)))
             self._report("sql: every rule asked for")
@@ -128,19 +209,17 @@ class SqlOpinion:
             if frames is not None:
                 frames.unpersist()
             pieces.unpersist()
-        states = {shard: {name: each[name] for name in audit_sql.STATES.values()} for shard, each in totals.items()}
-        return SqlResult(opined, states, self._remarks)
+        states = {shard: {name: each[name] for name in STATES.values()} for shard, each in counted.items()}
+        return opined, states
 
-    def _events(self) -> DataFrame:
+    def _events(self, chosen: Collection[str]) -> DataFrame:
         files = [
-            SegmentFile(shard, self._uri(shard, entry), entry)
-            for shard, entries in self._entries.items()
-            for entry in entries
+            SegmentFile(shard, self._uri(shard, entry), entry) for shard in chosen for entry in self._entries[shard]
         ]
         events = scan_of(self._spark, files)
-        for shard, plan in self._plans.items():
-            if self._cut(plan):
-                events = events.where((F.col("shard") != shard) | (F.col("sequence") <= plan.last))
+        for shard in chosen:
+            if self._cut(self._plans[shard]):
+                events = events.where((F.col("shard") != shard) | (F.col("sequence") <= self._plans[shard].last))
         return events
 
     def _together(self, rows: DataFrame) -> DataFrame:
@@ -174,34 +253,46 @@ class SqlOpinion:
             (min(low for low, _ in spans_of), max(high for _, high in spans_of)) if spans_of else None,
         )
 
-    def _shards(self, events: DataFrame, known: _Known) -> tuple[DataFrame, audit_sql_gates.History]:
-        """What is to be known of each shard, and its options over time."""
-        special: dict[str, list[Row]] = {}
+    def _changes(self, events: DataFrame, known: _Known) -> dict[str, list[Change]]:
+        """New options and takeovers of each shard, in order."""
+        changes: dict[str, list[Change]] = {}
         if not known.kinds.isdisjoint(_CHANGES):
             down_ms = F.unix_millis("timestamp") - F.unix_millis("down_from")
             rows = events.where(audit_sql.is_kind(*_CHANGES))
             for row in rows.select("shard", "sequence", "options", down_ms.alias("ms")).collect():
-                special.setdefault(row["shard"], []).append(row)
-        history: dict[str, list[tuple[int, QueueOptions]]] = {}
+                changes.setdefault(row["shard"], []).append(Change(row["sequence"], row["options"], row["ms"]))
+        return {shard: sorted(each, key=lambda change: change.sequence) for shard, each in changes.items()}
+
+    def _shards(
+        self,
+        chosen: Collection[str],
+        end_ms: Mapping[str, int],
+        changes: Mapping[str, Sequence[Change]],
+        enqueued: Mapping[str, int | None] | None = None,
+    ) -> DataFrame:
+        """What is to be known of each shard."""
         values = []
-        for shard, plan in self._plans.items():
-            own = sorted(special.get(shard, []), key=lambda each: int(each["sequence"]))
-            # A log begins with the options that a state has by itself.
-            history[shard] = [(0, QueueOptions())] if plan.whole else []
-            history[shard] += [(each["sequence"], _read_options(each["options"])) for each in own if each["options"]]
-            takeovers = [each for each in own if each["options"] is None]
-            leader = takeovers[-1]["sequence"] if takeovers else 0
-            shift = sum(max(each["ms"] or 0, 0) for each in takeovers)
+        for shard in chosen:
+            plan = self._plans[shard]
+            takeovers = [each for each in changes.get(shard, ()) if each.options is None]
+            leader = takeovers[-1].sequence if takeovers else 0
+            shift = sum(max(each.ms or 0, 0) for each in takeovers)
             before = (plan.anchor.sequence, plan.anchor.generation, plan.begin_chain)
-            values.append(
-                (shard, plan.whole, plan.first, self._cut(plan), *before, known.end_ms.get(shard), leader, shift)
-            )
-        return self._spark.createDataFrame(values, _SHARDS), history
+            behind = (end_ms.get(shard), leader, shift, (enqueued or {}).get(shard))
+            values.append((shard, plan.whole, plan.first, self._cut(plan), *before, *behind))
+        return self._spark.createDataFrame(values, _SHARDS)
 
     def _totals(self, frames: DataFrame) -> dict[str, dict[str, Any]]:
-        names = ("wrong", "wrong_fence", *audit_sql.STATES.values())
+        names = ("wrong", "wrong_fence", *STATES.values())
         rows = frames.groupBy("shard").agg(*(F.sum(name).alias(name) for name in names)).collect()
         return {row["shard"]: row.asDict() for row in rows}
+
+
+def _history(plan: ShardPlan, changes: Sequence[Change]) -> list[tuple[int, QueueOptions]]:
+    """The options of a shard, with the event from which on they hold."""
+    # A log begins with the options that a state has by itself.
+    begun = [(0, QueueOptions())] if plan.whole else []
+    return begun + [(each.sequence, _read_options(each.options)) for each in changes if each.options]
 
 
 def _between(events: DataFrame, span: tuple[int, int]) -> DataFrame:

@@ -4,7 +4,8 @@ Three opinions look at a log, each in its own way, and each says for itself what
 
     files    every segment by itself: its digest, its frames and their chain, its columns against the frames
     replay   the whole log of a shard through `evolve`, the rules that made it, with a watch around every step
-    sql      window functions over the flat columns; knows nothing of the rules but what stands in its own queries
+    sql      window functions over the flat columns; knows nothing of the rules but what stands in its own queries.
+             Items that one segment shows whole, and in order by the same questions, are cleared before
 """
 
 from __future__ import annotations

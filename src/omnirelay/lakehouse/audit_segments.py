@@ -21,7 +21,7 @@ from omnirelay.segments.agreement import Difference, column_differences, line_di
 from omnirelay.segments.arrow import frames_of_arrow, frames_to_arrow
 from omnirelay.segments.lines import decode_lines
 from omnirelay.segments.manifest import Entry
-from omnirelay.segments.schema import FRAME_FIELDS
+from omnirelay.segments.schema import FRAME_FIELDS, arrow_schema
 from omnirelay.segments.segment import format_of
 
 _SLICE_EVENTS = 32_768
@@ -54,6 +54,8 @@ class SegmentCheck:
         self._log_id = log_id
         self._thorough = thorough
         self.usable = False
+        self.columns: pa.Table | None = None
+        """What the columns say, once they can be read; of lines what they would say."""
 
     def run(self, data: bytes | None) -> None:
         """`data` is None when the object is not there."""
@@ -66,7 +68,11 @@ class SegmentCheck:
         try:
             table = read_columns(data) if format_of(entry.name) == "parquet" else None
             frames = decode_lines(data) if table is None else frames_of_arrow(table)
-            made = [frames_to_arrow(part, None) for part in _slices(frames)] if self._thorough else None
+            made = None
+            if self._thorough or table is None:
+                made = pa.Table.from_batches(
+                    [frames_to_arrow(part, None) for part in _slices(frames)], schema=arrow_schema()
+                )
         except UNREADABLE as error:
             self._segment(f"cannot be read: {str(error).splitlines()[0] if str(error) else repr(error)}")
             return
@@ -74,13 +80,11 @@ class SegmentCheck:
             self._segment("holds no frames")
             return
         self.usable = True
-        if made is not None:
+        self.columns = made if table is None else table
+        if made is not None and self._thorough:
             self._check_frames(frames)
-            events = pa.Table.from_batches(made)
-            self._check_contiguity(events)
-            self._check_agreement(
-                line_differences(data, frames) if table is None else column_differences(table, events)
-            )
+            self._check_contiguity(made)
+            self._check_agreement(line_differences(data, frames) if table is None else column_differences(table, made))
 
     def _segment(self, what: str) -> None:
         entry = self._entry

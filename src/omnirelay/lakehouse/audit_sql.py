@@ -15,40 +15,23 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from omnirelay.lakehouse.audit_kinds import (
+    AFTER,
+    ALLOWED,
+    KINDS,
+    LEASED,
+    LISTED,
+    NOT_THERE,
+    NUMBERS,
+    OWNED,
+    PENDING,
+    SINGLE,
+    STATES,
+)
+
 OVERDUE_MS: Final = 60_000
 """How long the end of a lease may be overdue at the end of a log."""
 
-NOT_THERE, PENDING, LEASED, COMPLETED, DEAD, CANCELLED, DRAINED, PURGED = range(8)
-STATES: Final = {
-    PENDING: "pending",
-    LEASED: "leased",
-    COMPLETED: "completed",
-    DEAD: "dead",
-    CANCELLED: "cancelled",
-    DRAINED: "drained",
-    PURGED: "purged",
-}
-_KINDS: Final = {
-    "Enqueue": (PENDING, (NOT_THERE,)),
-    "LeaseGranted": (LEASED, (PENDING,)),
-    "Completed": (COMPLETED, (LEASED,)),
-    "Heartbeat": (LEASED, (LEASED,)),
-    "Failed": (PENDING, (LEASED,)),
-    "Released": (PENDING, (LEASED,)),
-    "Expired": (PENDING, (LEASED,)),
-    "DeadLettered": (DEAD, (PENDING,)),
-    "Cancelled": (CANCELLED, (PENDING, LEASED)),
-    "DeadLetterEdited": (DEAD, (DEAD,)),
-    "DrainSnapshot": (DRAINED, (PENDING,)),
-    "Redriven": (PENDING, (DEAD,)),
-    "Purged": (PURGED, (DEAD,)),
-    # An item may come back under its number once it is forgotten; only of a dead one it is known that it is not.
-    "RestoreSnapshot": (PENDING, (NOT_THERE, COMPLETED, CANCELLED, DRAINED, PURGED)),
-}
-"""What an item is behind an event, and what it has to be before it. The commonest come first."""
-_NUMBERS: Final = {kind: number for number, kind in enumerate(_KINDS)}
-_LISTED: Final = ("DrainSnapshot", "Redriven", "Purged")
-_SINGLE: Final = tuple(kind for kind in _KINDS if kind not in (*_LISTED, "RestoreSnapshot"))
 _RESTORED: Final = (
     "ARRAY<STRUCT<sequenceId: BIGINT, weight: BIGINT, lastOwnershipToken: STRUCT<fence: BIGINT>, payload: STRUCT<"
     "resourceType: STRING, resourceId: STRING, partitionKey: STRING, attributes: STRING>>>"
@@ -66,11 +49,11 @@ def is_kind(*kinds: str) -> Column:
 
 def is_number(*kinds: str) -> Column:
     """For rows of items, whose kinds are numbers: every row is asked many times, and goes through a shuffle."""
-    return F.col("kind").isin(*(_NUMBERS[kind] for kind in kinds))
+    return F.col("kind").isin(*(NUMBERS[kind] for kind in kinds))
 
 
 def kind_name() -> Column:
-    return F.element_at(F.array(*(F.lit(kind) for kind in _KINDS)), F.col("kind") + 1)
+    return F.element_at(F.array(*(F.lit(kind) for kind in KINDS)), F.col("kind") + 1)
 
 
 def _of_kind(values: Sequence[int]) -> Column:
@@ -83,7 +66,7 @@ def item_rows(events: DataFrame, kinds: Collection[str], *, named: bool) -> Data
     `kinds` are the types of all events that there are: each way to name items is another scan of them.
     """
     ways = [_single(events, named)]
-    if not set(_LISTED).isdisjoint(kinds):
+    if not set(LISTED).isdisjoint(kinds):
         ways.append(_listed(events, named))
     if "RestoreSnapshot" in kinds:
         ways.append(_restored(events, named))
@@ -94,13 +77,13 @@ def _shaped(rows: DataFrame, named: bool, **given: Column) -> DataFrame:
     kinds = {"item": "BIGINT", "fence": "BIGINT", "lease": "BIGINT", "expires": "BIGINT"}
     if named:
         kinds |= dict.fromkeys(_NAMES[:-1], "STRING") | {"weight": "BIGINT"}
-    number = reduce(lambda cases, kind: cases.when(is_kind(kind), _NUMBERS[kind]), _KINDS, F)
+    number = reduce(lambda cases, kind: cases.when(is_kind(kind), NUMBERS[kind]), KINDS, F)
     shaped = [given.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in kinds.items()]
     return rows.select("shard", "sequence", "frame_first", number.alias("kind"), *shaped)
 
 
 def _single(events: DataFrame, named: bool) -> DataFrame:
-    rows = events.where(is_kind(*_SINGLE))
+    rows = events.where(is_kind(*SINGLE))
     return _shaped(
         rows,
         named,
@@ -118,7 +101,7 @@ def _single(events: DataFrame, named: bool) -> DataFrame:
 
 
 def _listed(events: DataFrame, named: bool) -> DataFrame:
-    rows = events.where(is_kind(*_LISTED)).withColumn("id", F.explode(F.from_json("sequence_ids", "ARRAY<BIGINT>")))
+    rows = events.where(is_kind(*LISTED)).withColumn("id", F.explode(F.from_json("sequence_ids", "ARRAY<BIGINT>")))
     return _shaped(rows, named, item=F.col("id"))
 
 
@@ -147,7 +130,7 @@ def followed(rows: DataFrame, shards: DataFrame) -> DataFrame:
     # Items first: rows are sorted by the beginning of the key, and that of a shard is the same for all of its rows.
     by_item = Window.partitionBy("item", "shard").orderBy("sequence")
     earlier = by_item.rowsBetween(Window.unboundedPreceding, -1)
-    rows = rows.withColumn("state", _of_kind([after for after, _ in _KINDS.values()])).withColumns(
+    rows = rows.withColumn("state", _of_kind(AFTER)).withColumns(
         {
             "was": F.coalesce(F.lag("state").over(by_item), F.lit(NOT_THERE)),
             "was_lease": F.lag("lease").over(by_item),
@@ -167,12 +150,12 @@ def _wrong() -> Column:
     was = F.col("was")
     # What was before the segments begin, nobody knows.
     unknown = (was == NOT_THERE) & ~F.col("whole")
-    allowed = _of_kind([sum(1 << state for state in before) for _, before in _KINDS.values()])
+    allowed = _of_kind(ALLOWED)
     misplaced = allowed.bitwiseAND(F.element_at(F.array(*(F.lit(1 << state) for state in range(8))), was + 1)) == 0
     other_lease = ~F.coalesce(F.col("was_lease") == F.col("lease"), F.lit(False))
     return (
         F.when(unknown, F.lit(None))
-        .when(is_number("Heartbeat", "Completed", "Failed", "Released", "Expired") & (misplaced | other_lease), 2)
+        .when(is_number(*OWNED) & (misplaced | other_lease), 2)
         .when(misplaced & is_number("LeaseGranted") & (was == LEASED), 1)
         .when(misplaced, 3)
         .when(F.col("is_last") & (F.col("state") == LEASED) & _overdue(), 5)
@@ -190,7 +173,7 @@ def _fence_is_wrong() -> Column:
     return is_number("LeaseGranted") & (~own | F.coalesce(F.col("highest") >= F.col("sequence"), F.lit(False)))
 
 
-def per_frame(rows: DataFrame) -> DataFrame:
+def per_frame(rows: DataFrame, *more: Column) -> DataFrame:
     """One row per frame: its change of depth, what is wrong in it, and the items that it is the last to speak of."""
 
     def change(state: int) -> Column:
@@ -206,6 +189,7 @@ def per_frame(rows: DataFrame) -> DataFrame:
         F.count("wrong").alias("wrong"),
         F.count("wrong_fence").alias("wrong_fence"),
         *last,
+        *more,
     )
 
 

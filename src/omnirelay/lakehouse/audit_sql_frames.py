@@ -79,11 +79,20 @@ def off_chain(events: DataFrame, shards: DataFrame, count: int) -> DataFrame:
     )
 
 
-def off_depth(frames: DataFrame, told_by: DataFrame, shards: DataFrame, room: Column) -> DataFrame:
-    """Frames that tell another depth than the events up to them give, and those that go beyond the capacity.
+def off_depth(frames: DataFrame, shards: DataFrame, room: Column) -> DataFrame:
+    """Frames that tell another depth than the events up to them give, and those that go beyond the capacity."""
+    rows = with_depth(frames, shards, room).where(F.size("told") > 0).withColumn("told", F.explode("told"))
+    return rows.select(
+        "told.rule", "shard", F.col("last_row").alias("sequence"), F.lit(None).cast("bigint").alias("item"), "told.what"
+    )
 
-    `frames` is what `per_frame` makes of events, `room` how many items there may be behind one of them. Only of shards
-    that are there from their first event on. `shards`: `whole`, `first`, `cut` (the last frame is not all there).
+
+def with_depth(frames: DataFrame, shards: DataFrame, room: Column) -> DataFrame:
+    """Each frame with what is wrong about the depth behind it: `told`, empty where nothing is.
+
+    `frames` is what `per_frame` makes of events, with what frames tell (`told_depth`), `room` how many items there may
+    be behind one of them. Only shards that are there from their first event on are looked at. `shards`: `whole`,
+    `first`, `cut` (the last frame is not all there).
     """
     by_shard = Window.partitionBy("shard").orderBy("frame_first")
     so_far = by_shard.rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -92,20 +101,17 @@ def off_depth(frames: DataFrame, told_by: DataFrame, shards: DataFrame, room: Co
         frames.withColumn("pending_now", F.sum("more_pending").over(so_far))
         .withColumn("leased_now", F.sum("more_leased").over(so_far))
         .withColumn("is_final", F.lead("frame_first").over(by_shard).isNull())
-        .join(told_by, ["shard", "frame_first"], "left")
         .join(F.broadcast(shards), "shard")
-        .where(F.col("whole") & (F.col("last_row") >= F.col("first")))
         .withColumn("room", room)
     )
+    looked_at = F.col("whole") & (F.col("last_row") >= F.col("first"))
     differs = (F.col("pending_now") != F.col("told_pending")) | (F.col("leased_now") != F.col("told_leased"))
     says = F.concat(F.lit("the frame says "), "told_pending", F.lit(" pending and "), "told_leased", F.lit(" leased, "))
     gives = F.concat(F.lit("its events and those before it give "), "pending_now", F.lit(" and "), "leased_now")
-    told = F.when(differs & ~(F.col("is_final") & F.col("cut")), _told("depth", F.concat(says, gives)))
+    told = F.when(looked_at & differs & ~(F.col("is_final") & F.col("cut")), _told("depth", F.concat(says, gives)))
     # Only of a frame that brought some: the capacity may have been lowered.
     live = F.col("pending_now") + F.col("leased_now")
     brought = F.col("more_pending") + F.col("more_leased") > 0
     full = F.concat(live, F.lit(" items are live, there is room for "), F.col("room"))
-    beyond = F.when(brought & (live > F.col("room")), _told("limits", full))
-    return rows.withColumn("told", F.explode(F.array_compact(F.array(told, beyond)))).select(
-        "told.rule", "shard", F.col("last_row").alias("sequence"), F.lit(None).cast("bigint").alias("item"), "told.what"
-    )
+    beyond = F.when(looked_at & brought & (live > F.col("room")), _told("limits", full))
+    return rows.withColumn("told", F.array_compact(F.array(told, beyond)))

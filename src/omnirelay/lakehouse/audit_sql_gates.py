@@ -15,7 +15,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from omnirelay.core.options import Limit, QueueOptions
-from omnirelay.lakehouse.audit_sql import LEASED, is_number, kind_name
+from omnirelay.lakehouse.audit_kinds import LEASED
+from omnirelay.lakehouse.audit_sql import is_number, kind_name
 
 History: TypeAlias = Mapping[str, Sequence[tuple[int, QueueOptions]]]
 """The options of each shard, with the event from which on they hold."""

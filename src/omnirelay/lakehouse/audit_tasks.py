@@ -1,4 +1,4 @@
-"""The work of an audit as Spark's tasks: which segment, which shard, and what came of it as rows of JSON.
+"""The work of an audit as Spark's tasks: which segment, which shard, and what came of it.
 
 A task gets its number and finds in what it was sent along with what to do. It reads segments from the store itself: in
 order, whole, and also those that Spark's scan would fail on.
@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from omnirelay.errors import LogDamaged
+from omnirelay.lakehouse.audit_clearing import FRAMES, ROWS, Cleared, clear
 from omnirelay.lakehouse.audit_digests import Known
 from omnirelay.lakehouse.audit_plan import ShardPlan
 from omnirelay.lakehouse.audit_replay import Replay
@@ -32,7 +33,18 @@ from omnirelay.segments.store import ObjectStore
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROW: Final = "done STRING"
+DONE: Final = pa.schema({"done": pa.string()})
+"""What came of a piece of work, as JSON."""
+OF_SEGMENTS: Final = pa.schema(
+    {
+        "done": pa.string(),
+        "shard": pa.string(),
+        **{field.name: field.type for schema in (ROWS, FRAMES) for field in schema},
+    }
+)
+"""What comes of segments: `done` of each, and what is left to SQL: rows of items, with `item`, and frames, with
+`more_pending`.
+"""
 _LOOKS: Final = 3
 """How often a manifest is looked at that changes meanwhile."""
 
@@ -49,6 +61,14 @@ class ReplayDone(msgspec.Struct, frozen=True):
     replayed: Replayed
 
 
+class SegmentDone(msgspec.Struct, frozen=True):
+    """What the task of a segment sends back, besides what it leaves to SQL."""
+
+    opined: Opined
+    cleared: Cleared | None = None
+    """None when SQL has to look at all of the shard."""
+
+
 class SegmentWork(msgspec.Struct, frozen=True):
     """The opinion on one segment. `places` are (number of the plan, number of the segment in it)."""
 
@@ -57,7 +77,7 @@ class SegmentWork(msgspec.Struct, frozen=True):
     plans: list[ShardPlan]
     places: list[tuple[int, int]]
 
-    def run(self, number: int) -> bytes:
+    def run(self, number: int) -> Iterator[pa.RecordBatch]:
         of_plan, at = self.places[number]
         plan = self.plans[of_plan]
         entry = plan.entries[at]
@@ -68,8 +88,17 @@ class SegmentWork(msgspec.Struct, frozen=True):
             # and all the bytes are spelled out for that.
             check.run(waited(self._fetched(plan.shard, entry)))
         except _Replaced:
-            return _encode(Opined.of(findings, usable=False, place=at, replaced=True))
-        return _encode(Opined.of(findings, usable=check.usable, place=at))
+            replaced = Opined.of(findings, usable=False, place=at, replaced=True)
+            yield padded(_done(SegmentDone(replaced)), OF_SEGMENTS)
+            return
+        opined = Opined.of(findings, usable=check.usable, place=at)
+        cleared = None
+        if check.columns is not None:
+            cleared = clear(check.columns, plan.shard, entry.before.sequence, min(entry.last, plan.last))
+        yield padded(_done(SegmentDone(opined, None if cleared is None else cleared[0])), OF_SEGMENTS)
+        if cleared is not None:
+            for left in (cleared[1].rows, cleared[1].frames):
+                yield padded(left, OF_SEGMENTS, shard=plan.shard)
 
     async def _fetched(self, shard: str, entry: Entry) -> bytes | None:
         """What the segment holds; None when it is missing. Raises _Replaced when it need not be there any more."""
@@ -110,11 +139,11 @@ class ReplayWork(msgspec.Struct, frozen=True):
     plans: list[ShardPlan]
     known: dict[str, Known]
 
-    def run(self, number: int) -> bytes:
+    def run(self, number: int) -> Iterator[pa.RecordBatch]:
         plan = self.plans[number]
         findings = Findings("replay", plan.shard, plan.first, plan.last)
         replayed = asyncio.run(self._replayed(plan, findings))
-        return _encode(ReplayDone(Opined.of(findings), replayed))
+        yield _done(ReplayDone(Opined.of(findings), replayed))
 
     async def _replayed(self, plan: ShardPlan, findings: Findings) -> Replayed:
         store = await connect(self.address, self.options, writable=False)
@@ -122,17 +151,35 @@ class ReplayWork(msgspec.Struct, frozen=True):
 
 
 def tasks(spark: SparkSession, count: int, work: SegmentWork | ReplayWork) -> DataFrame:
-    """A row of JSON for each number below `count`, each made by a task of its own."""
+    """The rows of each number below `count`, made by a task of its own: `DONE`, or `OF_SEGMENTS`."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    kind = from_arrow_schema(OF_SEGMENTS if isinstance(work, SegmentWork) else DONE)
     # A function of a module and what it is given travel; one that is made here would take its whole module along.
-    return spark.range(0, count, 1, count).mapInArrow(partial(_worked, work), ROW)
+    return spark.range(0, count, 1, count).mapInArrow(partial(_worked, work), kind)
 
 
 def _worked(work: SegmentWork | ReplayWork, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for number in batch.column(0).to_pylist():
             with _seldom_collected():
-                done = work.run(number).decode()
-            yield pa.RecordBatch.from_arrays([pa.array([done])], names=["done"])
+                done = list(work.run(number))
+            yield from done
+
+
+def _done(value: SegmentDone | ReplayDone) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([_encode(value).decode()])], schema=DONE)
+
+
+def padded(batch: pa.RecordBatch, schema: pa.Schema, **given: str) -> pa.RecordBatch:
+    """With all columns of the schema: given, as they are, or null."""
+    columns = []
+    for field in schema:
+        if field.name in batch.schema.names:
+            columns.append(batch.column(field.name))
+        else:
+            columns.append(pa.repeat(pa.scalar(given.get(field.name), field.type), batch.num_rows))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 @contextmanager
