@@ -211,7 +211,7 @@ def ready_leased(log: Log) -> tuple[Frame, int]:
     return log.frame([grant(log, log.item(READY))]), log.next
 
 
-def one_attempt_more(log: Log) -> tuple[Frame, int]:
+def _retried(log: Log, next_attempt: Callable[[Item], int]) -> tuple[Frame, int]:
     item = log.item(LEASED)
     assert item.lease is not None
     event = ev.Failed(
@@ -220,9 +220,13 @@ def one_attempt_more(log: Log) -> tuple[Frame, int]:
         ownership=item.lease.token,
         error=ErrorInfo("again"),
         mode="retry",
-        next_attempt=99,
+        next_attempt=next_attempt(item),
     )
     return log.frame([event]), log.next
+
+
+def one_attempt_more(log: Log) -> tuple[Frame, int]:
+    return _retried(log, lambda item: 99)
 
 
 def beyond_capacity(log: Log) -> tuple[Frame, int]:
@@ -285,17 +289,7 @@ def number_given_out_before(log: Log) -> tuple[Frame, int]:
 
 
 def attempt_skipped(log: Log) -> tuple[Frame, int]:
-    item = log.item(LEASED)
-    assert item.lease is not None
-    event = ev.Failed(
-        sequence_number=log.next,
-        timestamp=log.state.time + 1,
-        ownership=item.lease.token,
-        error=ErrorInfo("again"),
-        mode="retry",
-        next_attempt=item.attempt + 2,
-    )
-    return log.frame([event]), log.next
+    return _retried(log, lambda item: item.attempt + 2)
 
 
 def paused_leased(log: Log, resource_type: str | None = None, tenant: str | None = None) -> tuple[Frame, int]:

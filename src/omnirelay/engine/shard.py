@@ -60,9 +60,9 @@ _LEASES = frozenset((GrantedLease,))
 
 SNAPSHOTS_PER_RETENTION: Final = 8
 """About so many snapshots are kept of the time that the log keeps: a busy shard makes one every few seconds."""
-SNAPSHOT_NICENESS = 19
-"""Making one takes about as long as making the events did. Callers come first, unless …"""
-SNAPSHOT_HURRIED_AFTER = 4
+SNAPSHOT_NICENESS: Final = 19
+"""Making one takes about as much processor time as serving its events did. Callers come first, unless …"""
+SNAPSHOT_HURRIED_AFTER: Final = 4
 """… it has become so many times what one is made after: a start has to replay them."""
 
 SEQUENCE_MAX: Final = (1 << 63) - 1
@@ -518,8 +518,7 @@ class Shard(Operating):
             _log.exception("backpressure_listener_failed", extra={"shard": self.log.shard})
 
     async def _snapshot_and_trim(self) -> None:
-        behind = self._events_since_snapshot
-        hurried = behind >= SNAPSHOT_HURRIED_AFTER * self._settings.snapshot_every_events
+        hurried = self._events_since_snapshot >= SNAPSHOT_HURRIED_AFTER * self._settings.snapshot_every_events
         try:
             await self._snapshot(niceness=0 if hurried else SNAPSHOT_NICENESS)
             await self.trim()
