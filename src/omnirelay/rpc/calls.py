@@ -1,16 +1,20 @@
-"""One call: what came with it, and what goes back. The same for every transport."""
+"""One call: what came with it, and what goes back. The same for every transport.
+
+Plain classes: the constructor that `dataclass` writes would not be compiled with the rest, and every call makes three.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
 
 from omnirelay.errors import DeadlineExceeded
 from omnirelay.wire.requests import WAIT_MAX_MS
 
-NO_HEADERS: Mapping[str, str] = {}
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 ANSWER_SECONDS = 0.001
 """What is left before a deadline for an answer that must not become an error because of it."""
@@ -19,24 +23,54 @@ AnswerForm: TypeAlias = Literal["json", "packed", "compact"]
 """How an answer is written: as JSON, as MessagePack, or as MessagePack with its compact forms."""
 
 
-@dataclass(slots=True, kw_only=True)
 class RequestMeta:
     """What a caller says about its call besides the body. Header names are in lower case."""
 
-    procedure: str
-    service: str = ""
-    caller: str | None = None
-    encoding: str | None = None
-    transport: str = "in-process"
-    shard_key: str | None = None
-    routing_key: str | None = None
-    routing_delegate: str | None = None
-    deadline: float | None = None
-    """In the time of the event loop, which is `time.monotonic`; None: the caller waits for as long as it takes."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    principal: str | None = None
-    """Who the caller is, when somebody has verified it. Never taken from a header."""
-    answer_form: AnswerForm = "json"
+    __slots__ = (
+        "answer_form",
+        "caller",
+        "deadline",
+        "encoding",
+        "headers",
+        "principal",
+        "procedure",
+        "routing_delegate",
+        "routing_key",
+        "service",
+        "shard_key",
+        "transport",
+    )
+
+    def __init__(
+        self,
+        *,
+        procedure: str,
+        service: str = "",
+        caller: str | None = None,
+        encoding: str | None = None,
+        transport: str = "in-process",
+        shard_key: str | None = None,
+        routing_key: str | None = None,
+        routing_delegate: str | None = None,
+        deadline: float | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+        principal: str | None = None,
+        answer_form: AnswerForm = "json",
+    ) -> None:
+        self.procedure = procedure
+        self.service = service
+        self.caller = caller
+        self.encoding = encoding
+        self.transport = transport
+        self.shard_key = shard_key
+        self.routing_key = routing_key
+        self.routing_delegate = routing_delegate
+        self.deadline = deadline
+        """In the time of the event loop, which is `time.monotonic`; None: the caller waits for as long as it takes."""
+        self.headers = headers
+        self.principal = principal
+        """Who the caller is, when somebody has verified it. Never taken from a header."""
+        self.answer_form: AnswerForm = answer_form
 
     @property
     def peer_id(self) -> str | None:
@@ -71,24 +105,34 @@ def deadline_passed() -> DeadlineExceeded:
     return DeadlineExceeded("the deadline of the call has passed")
 
 
-@dataclass(slots=True)
 class Call:
     """A call on its way to a handler."""
 
-    meta: RequestMeta
-    body: bytes = b""
-    packed: bool = False
-    """The body is MessagePack."""
+    __slots__ = ("body", "meta", "packed")
+
+    def __init__(self, meta: RequestMeta, body: bytes = b"", packed: bool = False) -> None:
+        self.meta = meta
+        self.body = body
+        self.packed = packed
+        """The body is MessagePack."""
 
 
-@dataclass(slots=True)
 class Reply:
     """What goes back. `undelivered` is called when nobody is there any more to take it."""
 
-    body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    encoding: str = "json"
-    undelivered: Callable[[], None] | None = None
+    __slots__ = ("body", "encoding", "headers", "undelivered")
+
+    def __init__(
+        self,
+        body: bytes = b"",
+        headers: Mapping[str, str] = NO_HEADERS,
+        encoding: str = "json",
+        undelivered: Callable[[], None] | None = None,
+    ) -> None:
+        self.body = body
+        self.headers = headers
+        self.encoding = encoding
+        self.undelivered = undelivered
 
 
 @dataclass(slots=True)

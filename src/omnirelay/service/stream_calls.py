@@ -107,9 +107,11 @@ class StreamCalls:
         body = bytes(call.request) if request is None else b""
         size = len(body) if request is None else message_bytes
         self._check_room(size)
-        meta = self._meta_of(call, peer_id)
+        name = f"{self._namespace}::{call.verb}"
+        procedure = self._dispatcher.procedures.get(name)
+        # That string rather than an equal one: whoever counts calls by it need not find out again that it is the same.
+        meta = self._meta_of(call, name if procedure is None else procedure.name, peer_id)
         call_id = received.message.id
-        procedure = self._dispatcher.procedures.get(meta.procedure)
         steps = None if procedure is None else self._dispatcher.steps_of(procedure)
         if procedure is not None and steps is not None:
             stepped = SteppedCall(self, call_id, meta, size, procedure, steps, request)
@@ -124,13 +126,13 @@ class StreamCalls:
         self._add(running)
         running.work = self._loop.create_task(self._serve(running, Call(meta, body)))
 
-    def _meta_of(self, call: StreamCall, peer_id: str | None) -> RequestMeta:
+    def _meta_of(self, call: StreamCall, procedure: str, peer_id: str | None) -> RequestMeta:
         answer_form: AnswerForm = "json"
         if self.packed:
             answer_form = "compact" if call.compact else "packed"
         stream = self._meta
         return RequestMeta(
-            procedure=f"{self._namespace}::{call.verb}",
+            procedure=procedure,
             service=stream.service,
             caller=peer_id or stream.caller,
             transport=stream.transport,
