@@ -145,16 +145,33 @@ def _handed_back(event: ev.Failed | ev.Released | ev.Expired) -> bool:
     return isinstance(event, ev.Released) or event.undelivered
 
 
+class _Calls:
+    """Those of one procedure over one transport that ended in one way."""
+
+    __slots__ = ("count", "durations")
+
+    def __init__(self, durations: Histogram) -> None:
+        self.count = 0
+        self.durations = durations
+
+
 class CallMeter:
     """Counts the calls of a dispatcher."""
 
     def __init__(self) -> None:
-        self.calls: Counter[tuple[str, str, str]] = Counter()
         self.durations: dict[tuple[str, str], Histogram] = {}
+        self._calls: dict[tuple[str, str, str], _Calls] = {}
+
+    @property
+    def calls(self) -> Counter[tuple[str, str, str]]:
+        """How many there were, by procedure, transport and status."""
+        return Counter({named: calls.count for named, calls in self._calls.items()})
 
     def take(self, procedure: str, transport: str, status: str, seconds: float) -> None:
-        self.calls[procedure, transport, status] += 1
-        durations = self.durations.get((procedure, transport))
-        if durations is None:
-            durations = self.durations[procedure, transport] = Histogram(CALL_DURATION.buckets)
-        durations.observe(seconds)
+        named = (procedure, transport, status)
+        calls = self._calls.get(named)
+        if calls is None:
+            durations = self.durations.setdefault((procedure, transport), Histogram(CALL_DURATION.buckets))
+            calls = self._calls[named] = _Calls(durations)
+        calls.count += 1
+        calls.durations.observe(seconds)
