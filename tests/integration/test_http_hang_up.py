@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
@@ -16,7 +17,9 @@ from tests.integration.http_sockets import Wire, call_bytes, until
 from tests.integration.nodes import Http, running_node
 from tests.patience import PATIENCE_MS, PATIENCE_S
 
-ITEM = {"payload": {"resourceType": "table", "resourceId": "orders"}}
+ITEM: dict[str, Any] = {"payload": {"resourceType": "table", "resourceId": "orders"}}
+HOUR_MS = 3_600_000
+"""What is leased for so long comes back only because it was given back."""
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -33,6 +36,16 @@ async def leased_at_once(http: Http) -> dict[str, Any]:
 
 async def completed(http: Http, lease: dict[str, Any]) -> None:
     assert await http.call("complete", {"ownershipToken": lease["ownershipToken"]}) == {"success": True}
+
+
+def hang_up_when_served(node: Node, gone: socket.socket) -> None:
+    """Close a connection at the moment at which the next lease call on the node has its answer."""
+
+    def observe(procedure: str, *_: object) -> None:
+        if procedure == "resourcelease::lease":
+            gone.close()
+
+    node.dispatcher.observe("hang_up", observe)
 
 
 async def active(node: Node, calls: int) -> None:
@@ -130,6 +143,77 @@ async def test_a_grant_whose_caller_is_gone_when_it_is_decided_is_released_in_th
             leases += page["leases"]
         assert sorted(lease["sequenceId"] for lease in leases) == [each["sequenceId"] for each in answer["results"]]
         assert {lease["attempt"] for lease in leases} == {1}
+
+
+@on_every_loop
+@pytest.mark.parametrize("wait_ms", [0, 20_000])
+def test_a_caller_that_hangs_up_before_its_answer_is_written_leaves_the_item_to_the_next(
+    run: Run, wait_ms: int
+) -> None:
+    """Its end is known to the kernel, and the event loop has not come round to it."""
+
+    async def main() -> None:
+        async with running_node() as node, Http(node) as http:
+            await http.call("enqueue", ITEM)
+            gone = socket.create_connection((node.settings.node.host, node.port))
+            hang_up_when_served(node, gone)
+            gone.sendall(call_bytes("lease", {"peerId": "gone", "leaseDurationMs": HOUR_MS, "waitMs": wait_ms}))
+            await until(lambda: gone.fileno() == -1)
+            lease = await leased_at_once(http)
+            assert (lease["attempt"], lease["ownerPeerId"]) == (1, "")
+
+    run(main())
+
+
+@on_every_loop
+def test_a_caller_that_hangs_up_behind_a_further_request_leaves_the_item_to_the_next(run: Run) -> None:
+    """While a request waits for the answer before it, nothing more is read from the connection, not even its end."""
+
+    async def main() -> None:
+        async with running_node() as node, Http(node) as http:
+            gone = await Wire.connect(node)
+            await gone.send(call_bytes("lease", {"peerId": "gone", "leaseDurationMs": HOUR_MS}) + call_bytes("stats"))
+            await active(node, 1)
+            gone.close()
+            await http.call("enqueue", ITEM)
+            lease = await leased_at_once(http)
+            assert (lease["attempt"], lease["ownerPeerId"]) == (1, "")
+
+    run(main())
+
+
+@on_every_loop
+def test_leases_whose_answer_was_cut_off_go_to_the_next(run: Run) -> None:
+    """The answer is larger than what the sockets hold between them; its client takes a little of it, and goes."""
+
+    async def main() -> None:
+        large = {"payload": {**ITEM["payload"], "body": "A" * 1_000_000}}
+        async with running_node() as node, Http(node) as http:
+            for _ in range(7):
+                await http.call("enqueue", large)
+            gone = await Wire.connect(node)
+            gone.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            await gone.send(call_bytes("lease", {"maxItems": 7, "leaseDurationMs": HOUR_MS}))
+            await gone.head()
+            gone.reset()
+            lease = await leased_at_once(http)
+            assert (lease["sequenceId"], lease["attempt"]) == (1, 1)
+
+    run(main())
+
+
+async def test_a_large_answer_that_is_read_slowly_keeps_its_leases() -> None:
+    large = {"payload": {**ITEM["payload"], "body": "A" * 1_000_000}}
+    async with running_node() as node, Http(node) as http:
+        for _ in range(7):
+            await http.call("enqueue", large)
+        slow = await Wire.connect(node)
+        await slow.send(call_bytes("lease", {"maxItems": 7}))
+        leases = (await slow.response()).json()["leases"]
+        slow.close()
+        acks = [{"ownershipToken": lease["ownershipToken"]} for lease in leases]
+        outcomes = await http.call("complete", {"acks": acks})
+        assert outcomes == {"results": [{"success": True}] * len(leases)}
 
 
 async def test_who_asks_again_with_the_same_request_id_gets_what_the_lost_answer_held() -> None:

@@ -31,6 +31,7 @@ from omnirelay.rpc.calls import Call, Reply
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.statuses import http_status
 from omnirelay.transport.http_bodies import Bodies, BodyUnfinished, Receive, SenderGone, SenderTooSlow
+from omnirelay.transport.http_connections import connection_of
 from omnirelay.transport.http_headers import error_body, error_headers, read_headers, request_meta
 from omnirelay.transport.origins import Origins
 from omnirelay.transport.sse import event_stream
@@ -301,6 +302,9 @@ class _Exchange:
 
     async def _is_gone(self) -> bool:
         """Whether the caller has hung up by now: what is answered with leases must reach somebody."""
+        connection = connection_of(self.scope)
+        if connection is not None and connection.hung_up:
+            return True
         if self._watcher is None:
             self._watcher = asyncio.ensure_future(self._hung_up())
         await asyncio.sleep(0)
@@ -319,7 +323,7 @@ class _Exchange:
         ]
         for name, value in reply.headers.items():
             headers.append((name.lower().encode("latin-1"), value.encode("latin-1")))
-        await self.write(status, headers, reply.body)
+        await self.write(status, headers, reply.body, undelivered=reply.undelivered)
 
     async def refuse(
         self, error: OmniRelayError, *, status: int | None = None, extra: Mapping[str, str] | None = None
@@ -331,10 +335,23 @@ class _Exchange:
         error.__traceback__ = None
         await self.write(status or http_status(error), headers, error_body(error))
 
-    async def write(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    async def write(
+        self,
+        status: int,
+        headers: list[tuple[bytes, bytes]],
+        body: bytes,
+        *,
+        undelivered: Callable[[], None] | None = None,
+    ) -> None:
+        """`undelivered` is called when the connection ended in the middle of a body too large to go out at once."""
         headers += self.common_headers()
         headers.append((b"content-length", str(len(body)).encode()))
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        if undelivered is not None and (connection := connection_of(self.scope)) is not None:
+            await self.send({"type": "http.response.body", "body": body, "more_body": True})
+            if not await connection.went_out():
+                undelivered()
+            body = b""
         await self.send({"type": "http.response.body", "body": b"" if self.scope["method"] == "HEAD" else body})
 
     def common_headers(self) -> list[tuple[bytes, bytes]]:

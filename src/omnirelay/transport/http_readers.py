@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from omnirelay.transport.http_connections import CONNECTION
 from omnirelay.transport.websocket import CLOSE_SECONDS_MAX, UNREAD_SECONDS_MAX
 
 _log = logging.getLogger("omnirelay.transport")
+
+_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
+"""Where the kernel does not tell (it is Linux that does), only what the event loop has seen counts."""
 
 LOOKS = 3
 """How often a client that does not read is looked at before it is let go."""
 
 
 class ReaderBoundHttpProtocol(HttpToolsProtocol):
-    """Drops a client that takes nothing for too long. A slow one is left alone as long as it goes on reading."""
+    """Drops a client that takes nothing for too long. A slow one is left alone as long as it goes on reading.
+
+    It is the `http_connections.Connection` of its requests.
+    """
 
     unread_seconds_max = UNREAD_SECONDS_MAX
     unread_seconds_at_stop = CLOSE_SECONDS_MAX
@@ -34,6 +42,30 @@ class ReaderBoundHttpProtocol(HttpToolsProtocol):
         self._read_at = 0.0
         """When it was last seen to have taken some."""
         self._look: asyncio.TimerHandle | None = None
+        self._cut_off = False
+        """The connection ended while much of what was written still waited to go out."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {CONNECTION: {"of": self}}
+
+    @property
+    def hung_up(self) -> bool:
+        """The kernel hears of it before the event loop does, which has to come round to it first, and reads nothing at
+        all while a further request is waiting.
+        """
+        if self.transport.is_closing():
+            return True
+        if not _PEER_CLOSED:
+            return False
+        closed = select.poll()
+        closed.register(self.transport.get_extra_info("socket").fileno(), _PEER_CLOSED)
+        return bool(closed.poll(0))
+
+    async def went_out(self) -> bool:
+        while self.flow.write_paused:
+            await self.flow.drain()
+        return not self._cut_off
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -61,6 +93,7 @@ class ReaderBoundHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_looking()
+        self._cut_off = self.flow is not None and self.flow.write_paused
         super().connection_lost(exc)
 
     # -- inside --------------------------------------------------------------------------------
