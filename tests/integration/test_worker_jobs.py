@@ -17,7 +17,7 @@ from omnirelay.node.node import Node
 from omnirelay.worker.handlers import GiveUp, Handlers, Release, Retry
 from omnirelay.worker.job import Job
 from omnirelay.worker.keeping import Kept
-from omnirelay.worker.worker import Worker
+from omnirelay.worker.worker import Counts, Worker
 from tests.integration.http_sockets import until
 from tests.integration.node_process import network_before
 from tests.integration.nodes import running_node
@@ -88,7 +88,33 @@ async def test_results_of_sync_and_async_handlers_are_kept() -> None:
         assert item.result is not None
         assert item.result.startswith(b"[1] b ")
         assert (await ended(client, (await client.enqueue("object", "x")).sequence_id)).result == b"object"
-        assert worker.counts.completed == 6
+        await until(lambda: worker.counts.completed == 6)
+
+
+async def test_a_worker_counts_what_the_node_took() -> None:
+    """A completion that is refused, or turned into a failure, is none."""
+    handlers = Handlers()
+
+    async with running_node() as node, Client(node.url) as client:
+
+        @handlers.handle("ended-elsewhere")
+        async def ended_elsewhere(job: Job) -> str:
+            await client.fail(job.lease, mode="dead", peer_id=job.lease.owner_peer_id)
+            return "too late"
+
+        @handlers.handle("too-large", on_error={Exception: "dead"})
+        async def too_large(job: Job) -> bytes:
+            return bytes(5_000_000)
+
+        @handlers.handle("fine")
+        async def fine(job: Job) -> None: ...
+
+        async with working(handlers, node.url) as worker:
+            for kind in ("ended-elsewhere", "fine"):
+                await ended(client, (await client.enqueue(kind, "x")).sequence_id)
+            too_big = (await client.enqueue("too-large", "x", max_attempts=1)).sequence_id
+            assert (await ended(client, too_big)).state == "dead"
+        assert worker.counts == Counts(completed=1, failed=1, lost=1)
 
 
 async def test_an_exception_says_what_becomes_of_the_item() -> None:
@@ -302,7 +328,7 @@ async def test_a_cancelled_item_stops_its_handler_and_ends(kind: str) -> None:
         assert (await client.cancel(sequence_id)).cancel_requested
         assert (await ended(client, sequence_id)).state == "cancelled"
         assert stopped == ["cancelled"]
-        assert worker.counts.cancelled == 1
+        await until(lambda: worker.counts.cancelled == 1)
 
 
 async def test_an_item_that_is_cancelled_before_its_turn_ends_too() -> None:
@@ -341,9 +367,12 @@ async def test_an_item_that_is_cancelled_in_the_turn_in_which_its_handler_was_to
     async def run(job: Job) -> None: ...
 
     class StoppedAtOnce(Worker):
+        stopped = False
+
         def _arrived(self, kept: Kept) -> None:
             super()._arrived(kept)
-            if self.counts.cancelled == 0:
+            if not self.stopped:
+                self.stopped = True
                 self._stop_job(kept.lease.ownership_token.lease_id, "cancelled")
 
     async with running_node() as node, Client(node.url) as client:
@@ -417,7 +446,7 @@ async def test_a_cancelled_thread_keeps_its_key_until_it_has_ended() -> None:
         assert (await ended(client, other)).state == "completed"
         assert most == 1
         assert (await client.get(first)).state == "completed"  # It finished all the same.
-        assert worker.counts.completed == 2
+        await until(lambda: worker.counts.completed == 2)
 
 
 async def test_a_worker_that_stops_does_not_give_back_what_a_cancelled_thread_still_works_on() -> None:
@@ -472,7 +501,9 @@ async def test_a_lost_lease_stops_the_handler(force: bool) -> None:
         else:
             network.swallow()
         await asyncio.wait_for(stopped.wait(), PATIENCE_S)
-        assert worker.counts.lost >= 1  # More when the machine stood still for longer than such a lease lasts.
+        await until(
+            lambda: worker.counts.lost >= 1
+        )  # More when the machine stood still for longer than such a lease lasts.
         network.heal()
         await ended(client, sequence_id)
 
@@ -530,7 +561,7 @@ async def test_no_more_run_at_a_time_than_allowed_and_no_more_are_held() -> None
         for each in results:
             await ended(client, each.sequence_id)
         assert most == 4
-        assert worker.counts.completed == 200
+        await until(lambda: worker.counts.completed == 200)
 
 
 async def test_a_worker_takes_only_what_it_has_handlers_for() -> None:

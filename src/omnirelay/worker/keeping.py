@@ -23,7 +23,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from omnirelay.client.addresses import without_password
 from omnirelay.client.client import Client
@@ -81,6 +81,12 @@ class Kept:
 
     def remaining_ms(self) -> float:
         return max(0.0, (self.until - elapsed_seconds()) * 1000)
+
+
+Told: TypeAlias = Callable[[str | None], None]
+"""Called in the keeper's thread with what the node took as the end of a lease: `complete`, `fail`, `release`. None: it
+took nothing, as the lease was over, or nobody knows.
+"""
 
 
 class Receiver(Protocol):
@@ -364,18 +370,21 @@ class Keeper:
         if not kept.heartbeating and kept.lease.ownership_token.lease_id in self._kept:
             self._start(self._heartbeat(kept))
 
-    def finish(self, kept: Kept, ack: StreamAck) -> None:
-        """The handler is done; acknowledge it."""
-        self._soon(self._finish, kept, ack)
+    def finish(self, kept: Kept, ack: StreamAck, told: Told) -> None:
+        """The handler is done; acknowledge it, and tell what came of that."""
+        self._soon(self._finish, kept, ack, told)
 
-    def _finish(self, kept: Kept, ack: StreamAck) -> None:
+    def _finish(self, kept: Kept, ack: StreamAck, told: Told) -> None:
         if kept.lease.ownership_token.lease_id in self._kept:
-            self._start(self._acknowledge(kept, ack))
+            self._start(self._acknowledge(kept, ack, told))
         elif kept.withdrawn and ack.verb == "complete":
             # Done is done, if the node still has the lease because it died itself; else it refuses.
-            self._start(self._acknowledge(kept, ack))
+            self._start(self._acknowledge(kept, ack, told))
         elif kept.withdrawn:
             self._start(self._give_back(kept.lease))
+            told("release")
+        else:
+            told(None)
 
     def _soon(self, do: Callable[..., None], *arguments: Any) -> None:
         with suppress(RuntimeError):  # The worker has stopped, and a handler in a thread goes on: nobody to tell.
@@ -388,7 +397,14 @@ class Keeper:
 
     # -- renewing and acknowledging ------------------------------------------------------------
 
-    async def _acknowledge(self, kept: Kept, ack: StreamAck) -> None:
+    async def _acknowledge(self, kept: Kept, ack: StreamAck, told: Told) -> None:
+        try:
+            told(await self._taken(kept, ack))
+        finally:
+            self._forget(kept)
+
+    async def _taken(self, kept: Kept, ack: StreamAck) -> str | None:
+        """Acknowledge until the node has answered; which verb it took, if it did."""
         token = kept.lease.ownership_token
         if kept.progress is not None:
             # Reported while a heartbeat was under way. It goes out before the end of the lease, or never.
@@ -400,32 +416,31 @@ class Keeper:
             try:
                 await self._send(ack, 30_000)
                 self.heard_at = time.monotonic()
-                break
+                return ack.verb
             except (FailedPrecondition, PermissionDenied) as error:
                 # Somebody else has the item, or had it: what was done here does not count.
                 _log.warning(
                     "acknowledgement_refused",
                     extra={"sequence_id": token.sequence_id, "verb": ack.verb, "code": error.code},
                 )
-                break
+                return None
             except (Unavailable, DeadlineExceeded, ResourceExhausted) as error:
                 if self._loop.time() > end:
                     _log.error("acknowledgement_given_up", extra={"sequence_id": token.sequence_id, "verb": ack.verb})
-                    break
+                    return None
                 tried += 1
                 await asyncio.sleep(pause_ms(min(tried, 6), error.retry_after_ms) / 1000)
             except OmniRelayError as error:
                 # The node will never take this (a result too large, a bad follow-up): the attempt has failed.
                 _log.error("acknowledgement_invalid", extra={"sequence_id": token.sequence_id, "code": error.code})
                 if ack.verb == "fail" and ack.error_code == INVALID:
-                    break
+                    return None
                 mode = ack.mode if ack.verb == "fail" else None
                 ack = self._ack("fail", token, reason=error.message, error_code=INVALID, mode=mode)
             except Exception:
                 # Whatever it was, the lease of a job that is over must not be kept for ever.
                 _log.exception("acknowledgement_given_up", extra={"sequence_id": token.sequence_id, "verb": ack.verb})
-                break
-        self._forget(kept)
+                return None
 
     async def _send(self, ack: StreamAck, timeout_ms: int) -> Outcome:
         """By the stream that leases come from, if there is one: what was said on it before is in order before this."""

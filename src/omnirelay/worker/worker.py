@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
@@ -57,12 +58,15 @@ class Health:
 
 @dataclass(slots=True)
 class Counts:
-    """What a worker has done since it started."""
+    """What came of the leases of a worker since it started, each counted when the node has taken its end."""
 
     completed: int = 0
     failed: int = 0
     released: int = 0
     lost: int = 0
+    """They were over before their end was acknowledged: what was done under them does not count. Those, too, of which
+    nobody knows, because the node did not answer.
+    """
     cancelled: int = 0
 
 
@@ -255,8 +259,7 @@ class Worker:
             for kept in [kept for kept in self._waiting if kept.lease.ownership_token.lease_id == lease_id]:
                 self._waiting.remove(kept)
                 if reason == "cancelled":
-                    self.counts.cancelled += 1
-                    self._hand_back(kept)
+                    self._hand_back(kept, reason)
             return
         held.stop(reason)
 
@@ -288,30 +291,48 @@ class Worker:
         )
         return REST_MS
 
-    def _hand_back(self, kept: Kept, delay_ms: int | None = None) -> None:
+    def _hand_back(self, kept: Kept, reason: str | None = None, *, delay_ms: int | None = None) -> None:
         """Release what was not begun."""
         assert self._keeper is not None
-        token = kept.lease.ownership_token
-        self._keeper.finish(kept, acknowledgement("release", token, self.peer_id, delay_ms=delay_ms))
+        ack = acknowledgement("release", kept.lease.ownership_token, self.peer_id, delay_ms=delay_ms)
+        self._keeper.finish(kept, ack, lambda verb: self._ended_as(verb, reason))
+
+    def _ended_as(self, verb: str | None, reason: str | None) -> None:
+        """In the keeper's thread: what the node took as a lease's end, if anything. `reason`: why it was stopped."""
+        assert self._loop is not None
+        with suppress(RuntimeError):  # The handlers' loop is gone: nobody is left to look at counts.
+            self._loop.call_soon_threadsafe(self._count, verb, reason)
+
+    def _count(self, verb: str | None, reason: str | None) -> None:
+        if verb is None:
+            self.counts.lost += 1
+        elif verb == "complete":
+            self.counts.completed += 1
+        elif verb == "fail":
+            self.counts.failed += 1
+        elif reason == "cancelled":
+            self.counts.cancelled += 1
+        else:
+            self.counts.released += 1
 
     def _ended(self, kept: Kept, task: asyncio.Task[None]) -> None:
         running = self._jobs.pop(kept.lease.ownership_token.lease_id, None)
         if running is not None and task.cancelled():
             # It was stopped before its first step, so it could not say so itself; the lease would be kept for ever.
-            self._stopped(running.job)
-            self._hand_back(kept)
+            self._hand_back(kept, running.job.stop_reason)
         elif running is not None and task.exception() is not None:
             # Not the handler's doing: that is an outcome like any other. Whatever it was, the lease must not be kept.
             _log.error("job_failed_in_worker", extra={"sequence_id": kept.lease.sequence_id}, exc_info=task.exception())
-            self.counts.released += 1
             self._hand_back(kept, delay_ms=REST_MS)
         if not self._stopping.is_set():
             self._start_jobs()
 
     async def _work(self, keeper: Keeper, kept: Kept, job: Job) -> None:
         ack = await self._outcome(job)
-        if ack is not None:
-            keeper.finish(kept, ack)
+        if ack is None:
+            self.counts.lost += 1
+        else:
+            keeper.finish(kept, ack, lambda verb: self._ended_as(verb, job.stop_reason))
 
     async def _outcome(self, job: Job) -> StreamAck | None:
         """Run the handler; what to tell the node, or None when the lease is lost and there is nothing to tell."""
@@ -324,21 +345,16 @@ class Worker:
         except (asyncio.CancelledError, JobStopped) as error:
             if job.stop_reason is None:
                 # Nobody stopped it: something in the handler was cancelled. Released, it would come back for ever.
-                self.counts.failed += 1
                 return self._fail(job, error, "retry", type(error).__name__, None)
             return self._stopped(job)
         except _LeftRunning:
             # Nobody else may have the item while its thread goes on: the lease has to run out.
-            self.counts.lost += 1
             return None
         except Retry as error:
-            self.counts.failed += 1
             return self._fail(job, error, "retry", error.error_code, error.delay_ms)
         except Release as error:
-            self.counts.released += 1
             return self._ack(job, "release", delay_ms=error.delay_ms)
         except GiveUp as error:
-            self.counts.failed += 1
             return self._fail(job, error, "dead", error.error_code, None)
         except BaseException as error:
             if handler.is_async and isinstance(error, KeyboardInterrupt | GeneratorExit):
@@ -352,11 +368,9 @@ class Worker:
                 extra={"sequence_id": job.sequence_id, "resource_type": job.resource_type, "mode": mode},
                 exc_info=error,
             )
-            self.counts.failed += 1
             return self._fail(job, error, mode, type(error).__name__, None)
         if job.stop_reason == "lost":
             return self._stopped(job)
-        self.counts.completed += 1
         return ack
 
     async def _call(self, handler: Registered, job: Job) -> Any:
@@ -398,12 +412,7 @@ class Worker:
     def _stopped(self, job: Job) -> StreamAck | None:
         """The handler was stopped. Giving the item back ends a cancelled one, and frees one that has to wait."""
         if job.stop_reason == "lost":
-            self.counts.lost += 1
             return None
-        if job.stop_reason == "cancelled":
-            self.counts.cancelled += 1
-        else:
-            self.counts.released += 1
         return self._ack(job, "release")
 
     def _fail(
