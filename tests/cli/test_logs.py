@@ -78,6 +78,18 @@ def test_tail_follows_new_events(relay: Relay) -> None:
     assert tail.returncode == 130
 
 
+def test_tail_ends_when_nobody_reads_it_any_more(relay: Relay) -> None:
+    """As with `| head -1`: no further event comes that would tell it so."""
+    tail = spawned("log", "tail", "--from", 1, "--url", relay.url, "--namespace", relay.namespace)
+    assert tail.stdout is not None
+    assert "LeaderElected" in tail.stdout.readline()
+    tail.stdout.close()
+    assert tail.wait(PATIENCE_S) == 1
+    assert tail.stderr is not None
+    assert tail.stderr.read() == ""
+    tail.stderr.close()
+
+
 def test_tail_goes_on_behind_the_last_event_when_the_node_is_back(tmp_path: Path) -> None:
     with DevNode("--data", tmp_path) as node:
         port = node.url.rpartition(":")[2]

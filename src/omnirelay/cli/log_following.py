@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from omnirelay.cli.calling import Client
 from omnirelay.cli.exits import DAMAGED, UNREACHABLE, Refusal, Stop
 from omnirelay.cli.printing import note
+from omnirelay.cli.readers import end_with_reader
 from omnirelay.client.retrying import pause_ms
 
 _NOBODY_THERE = (502, 503, 504)
@@ -20,6 +21,7 @@ def follow_node(url: str, namespace: str, first: int | None, take: Callable[[byt
     Raises Stop when no node answers at first. One that was there is waited for, however long it is away; when it comes
     back with a log that ends before what was seen, that is another log, and Stop is raised, too.
     """
+    end_with_reader()
     with Client(url, namespace) as client:
         log = _Log(client, first, types)
         log.look()
