@@ -68,6 +68,18 @@ async def test_no_exception_keeps_an_item_leased_or_ends_the_worker(kind: str, n
             assert first.attempt == 2, "leaving the program is a failure like any other"
 
 
+async def test_an_exception_without_a_text_is_named_by_its_class_alone() -> None:
+    handlers = Handlers()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        raise TimeoutError
+
+    async with running_node() as node, Client(node.url) as client, working(handlers, node.url):
+        item = await ended(client, (await client.enqueue("job", "x", max_attempts=1)).sequence_id)
+    assert (item.last_error.code, item.last_error.message) == ("TimeoutError", "TimeoutError")
+
+
 async def test_what_a_plain_function_makes_of_an_async_one_is_run() -> None:
     handlers = Handlers()
 

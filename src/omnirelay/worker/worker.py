@@ -418,8 +418,8 @@ class Worker:
     def _fail(
         self, job: Job, error: BaseException, mode: FailMode, error_code: str | None, delay_ms: int | None
     ) -> StreamAck:
-        text = _text_of(error)
-        reason = (text if isinstance(error, Retry | GiveUp) else f"{type(error).__name__}: {text}") or None
+        said = [_text_of(error)] if isinstance(error, Retry | GiveUp) else [type(error).__name__, _text_of(error)]
+        reason = ": ".join(filter(None, said)) or None
         return self._ack(
             job,
             "fail",
