@@ -530,6 +530,14 @@ async def test_what_a_browser_sends_for_another_site_is_refused(http: Http) -> N
     assert (await http.post("stats", Origin=own)).status_code == 200
 
 
+async def test_a_body_that_is_compressed_is_refused_as_that(http: Http) -> None:
+    response = await http.post("stats", Content_Encoding="gzip")
+    assert response.status_code == 400
+    assert response.json()["message"] == "Content-Encoding 'gzip' is not served here, send the body as it is"
+    assert response.json()["metadata"] == {"field": "Content-Encoding"}
+    assert (await http.post("stats", Content_Encoding="Identity")).status_code == 200
+
+
 async def test_an_encoding_that_is_not_served_is_refused(http: Http) -> None:
     refused(await http.post("stats", Rpc_Encoding="protobuf"), 400, "INVALID_ARGUMENT", "invalid-argument")
     for encoding in ("json", "JSON", "application/json; charset=utf-8"):

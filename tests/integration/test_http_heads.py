@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from omnirelay.transport.http_heads import HEAD_MAX, LINGER_BYTES_MAX, BoundedHttpProtocol
-from tests.integration.http_sockets import Wire, call_bytes, request_bytes
+from tests.integration.http_sockets import Wire, call_bytes, request_bytes, until
 from tests.integration.nodes import Http, running_node
 
 START = b"POST /v1/resourcelease/stats HTTP/1.1\r\nHost: localhost\r\n"
@@ -56,6 +56,38 @@ async def test_a_head_without_an_end_is_refused_before_it_piles_up(start: bytes,
         assert await wire.until_closed() == b""
         wire.close()
         assert (await http.call("stats"))["stats"]["pendingCount"] == 0
+
+
+NOT_HTTP = {
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00", "this is not HTTP/1.1"),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "this is not HTTP/1.1"),
+    "a length": (START + b"Content-Length: -1\r\n\r\n", "this is not HTTP/1.1"),
+    "a chunk": (START + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", "the body of the request is not HTTP/1.1"),
+}
+
+
+@pytest.mark.parametrize(("sent", "message"), NOT_HTTP.values(), ids=NOT_HTTP)
+async def test_what_is_no_http_is_refused_as_everything_else_is(sent: bytes, message: str) -> None:
+    async with running_node() as node:
+        wire = await Wire.connect(node)
+        await wire.send(sent)
+        response = await wire.response()
+        assert response.status == 400
+        assert response.json() == {"message": message, "status": "INVALID_ARGUMENT", "code": "invalid-argument"}
+        assert (response.headers["connection"], response.headers["rpc-status"]) == ("close", "InvalidArgument")
+        assert await wire.until_closed() == b""
+        wire.close()
+
+
+async def test_what_is_no_http_is_not_refused_in_the_place_of_the_request_before_it() -> None:
+    async with running_node() as node:
+        wire = await Wire.connect(node)
+        await wire.send(call_bytes("lease", {"waitMs": 20_000}))
+        await until(lambda: node.dispatcher.active == 1)
+        await wire.send(b"\x16\x03\x01\x02\x00\x01\x00")
+        assert await wire.until_closed() == b""
+        await until(lambda: node.dispatcher.active == 0)
+        wire.close()
 
 
 async def test_a_sender_that_goes_on_after_its_refusal_is_cut_off() -> None:

@@ -153,6 +153,11 @@ class HttpInbound:
     async def _post(self, exchange: _Exchange) -> None:
         body = await self._bodies.read(exchange.receive, exchange.headers)
         call = self._call(exchange, body)
+        coding = exchange.headers.get("content-encoding", "identity")
+        if coding.lower() != "identity":
+            raise InvalidArgument(
+                f"Content-Encoding {coding[:64]!r} is not served here, send the body as it is", field="Content-Encoding"
+            )
         encoding = exchange.headers.get("rpc-encoding")
         if encoding is not None and encoding.lower().partition(";")[0].strip() not in _ENCODINGS:
             raise InvalidArgument(f"Rpc-Encoding {encoding[:64]!r} is not served here, send json", field="Rpc-Encoding")

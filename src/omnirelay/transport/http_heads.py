@@ -112,7 +112,9 @@ class BoundedHttpProtocol(ReaderBoundHttpProtocol):
         if self._may_be_too_large and self.scope is not None and self._head_size() > self.head_max:
             self._refuse_too_large()
         else:
-            super().send_400_response(msg)
+            of_body = self._busy and self.cycle.more_body
+            what = "the body of the request is" if of_body else "this is"
+            self._refuse(InvalidArgument(f"{what} not HTTP/1.1"), 400, of_body=of_body)
 
     def _should_upgrade(self) -> bool:
         # Anything else that asks for one is answered as what it is; a WebSocket begins with a GET.
@@ -172,11 +174,12 @@ class BoundedHttpProtocol(ReaderBoundHttpProtocol):
         message = f"the head of the request has more than {self.head_max} bytes"
         self._refuse(InvalidArgument(message, field="headers", limit=self.head_max), 431)
 
-    def _refuse(self, error: OmniRelayError, status: int) -> None:
+    def _refuse(self, error: OmniRelayError, status: int, *, of_body: bool = False) -> None:
+        """`of_body`: it is the request at hand that is refused, and nobody else will answer it."""
         self._refused = True
         self._piled = 0
         self._stop_timer()
-        if self._busy:
+        if self._busy and not of_body:
             # Its answer is still to come, and another one in its place would be taken for it.
             self.transport.abort()
             return
