@@ -14,7 +14,7 @@ from omnirelay.cli.exits import FAILED
 def end_with_reader() -> None:
     """End this process as soon as the other end of the pipe it prints into is closed, as `| head` does.
 
-    For commands that wait for what comes next: without this they would notice when they print again, which may be never.
+    For commands that wait for what comes next: without this they would notice when they print again, maybe never.
     Nothing may be half done when it ends.
     """
     try:
