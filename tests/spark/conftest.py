@@ -1,7 +1,7 @@
 """One Spark for all tests of this folder; every test gets a session of its own in it.
 
-They are the first of all tests (`tests/conftest.py`), so that the two workers of `make test` seldom share them. When they
-do, each has a Spark: that costs a start, and is quicker than a worker that waits.
+They are the first of all tests (`tests/conftest.py`), so that the two workers of `make test` seldom share them. When
+they do, each has a Spark: that costs a start, and is quicker than a worker that waits.
 """
 
 from __future__ import annotations
