@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import pickle
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,6 +16,8 @@ from omnirelay.core.state import State
 from tests.property.model import LIVE, Record, size_of
 from tests.property.model_handling import Model
 from tests.property.strategies import plain_payload, plain_token, spec_payload
+
+T = TypeVar("T")
 
 
 def plain_error(error: ErrorInfo | None) -> tuple[str, str | None] | None:
@@ -160,3 +163,9 @@ def through_snapshot(state: State) -> State:
     """The state as a recovery from a snapshot of it would have it."""
     header, chunks = dump(state)
     return load(header, list(chunks))
+
+
+def copy_of(thing: T) -> T:
+    """What deepcopy gives, several times as quickly: machines copy a state at every step."""
+    copied: T = pickle.loads(pickle.dumps(thing, pickle.HIGHEST_PROTOCOL))
+    return copied

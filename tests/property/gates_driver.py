@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from itertools import count
 from typing import Any
 
@@ -21,7 +20,7 @@ from omnirelay.core.snapshot import digest
 from omnirelay.core.state import State
 from omnirelay.errors import OmniRelayError
 from tests.builders import START_MS, lease_id, lease_ids, replay, stored_and_read
-from tests.property.comparing import through_snapshot
+from tests.property.comparing import copy_of, through_snapshot
 from tests.property.gates_judge import Filter, GatesJudge
 from tests.property.gates_model import LIMIT_KINDS, Record, Scope
 from tests.property.strategies import LONG
@@ -52,7 +51,7 @@ class WatchedShard:
         """By way of a snapshot, which is the only thing a copy of the real shard would have."""
         other = WatchedShard()
         other.state, other.shadow = through_snapshot(self.state), through_snapshot(self.state)
-        other.model, other.now, other.ids = deepcopy(self.model), self.now, copied_ids()
+        other.model, other.now, other.ids = copy_of(self.model), self.now, copied_ids()
         other.digest = self.digest
         return other
 
@@ -220,7 +219,7 @@ class WatchedShard:
 
     def _copied(self, state: State) -> State:
         """Compiled objects cannot be copied; there a snapshot has to do."""
-        return deepcopy(state) if str(schedule.__file__).endswith(".py") else through_snapshot(state)
+        return copy_of(state) if str(schedule.__file__).endswith(".py") else through_snapshot(state)
 
     def recover(self) -> None:
         """All that is left is the log."""

@@ -287,4 +287,4 @@ class CoreMachine(WorkRules):
 
 @pytest.mark.timeout(7_200 if draw.LONG else 900)
 def test_core_does_what_the_naive_model_says() -> None:
-    run_state_machine_as_test(CoreMachine, settings=draw.profile(500))
+    run_state_machine_as_test(CoreMachine, settings=draw.profile(200, long=5_000))

@@ -381,4 +381,4 @@ class GatesMachine(RuleBasedStateMachine):
 def test_the_gates_do_what_the_naive_model_says(lanes_kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once as it is, and once forgetting empty lanes all the time: nobody may notice."""
     monkeypatch.setattr("omnirelay.core.schedule.LANES_KEPT", lanes_kept)
-    run_state_machine_as_test(GatesMachine, settings=profile(50, 40))
+    run_state_machine_as_test(GatesMachine, settings=profile(20, 40, long=500))

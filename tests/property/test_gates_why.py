@@ -8,7 +8,6 @@ with filters, changes of options while leases live, snapshots. Half of the work 
 from __future__ import annotations
 
 from collections import Counter
-from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -24,7 +23,7 @@ from omnirelay.core.snapshot import digest
 from omnirelay.core.state import State
 from omnirelay.errors import OmniRelayError
 from tests.builders import START_MS, lease_ids
-from tests.property.comparing import through_snapshot
+from tests.property.comparing import copy_of, through_snapshot
 from tests.property.gates_driver import copied_ids
 from tests.property.gates_model import GatesModel
 from tests.property.gates_why import undo_the_gates_of
@@ -53,7 +52,7 @@ class PlainShard:
 
     def copy(self) -> PlainShard:
         other = PlainShard()
-        other.state, other.model = through_snapshot(self.state), deepcopy(self.model)
+        other.state, other.model = through_snapshot(self.state), copy_of(self.model)
         other.now, other.ids = self.now, copied_ids()
         return other
 

@@ -330,7 +330,7 @@ class SqliteShardMachine(ShardMachine):
 
 @pytest.mark.timeout(7_200 if LONG else 900)
 def test_answers_rest_on_durable_events_whatever_happens_to_the_shard() -> None:
-    run_state_machine_as_test(ShardMachine, settings=profile(300, steps=30))
+    run_state_machine_as_test(ShardMachine, settings=profile(120, steps=30, long=3_000))
 
 
 STEPS = st.one_of(

@@ -1,7 +1,7 @@
 """One Spark for all tests of this folder; every test gets a session of its own in it.
 
-The tests of a folder stand beside each other, so that the two workers of `make test` seldom share them. When they do,
-each has a Spark: that costs a start, and is quicker than a worker that waits.
+They are the first of all tests (`tests/conftest.py`), so that the two workers of `make test` seldom share them. When
+they do, each has a Spark: that costs a start, and is quicker than a worker that waits.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from omnirelay.lakehouse.session import open_session
+from omnirelay.lakehouse.sizing import Sizing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,3 +34,13 @@ def spark(whole_spark: SparkSession) -> SparkSession:
     session = whole_spark.newSession()
     register(session)
     return session
+
+
+@pytest.fixture
+def few_spark(spark: SparkSession) -> SparkSession:
+    """The same, suited to few rows as every pipeline suits its own to few events.
+
+    For tests of what tables hold after small commits, most of whose time would go into compiling code for them.
+    """
+    Sizing(spark).suit(0)
+    return spark

@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from omnirelay.lakehouse.formats_delta import DeltaTables, _bare
 from omnirelay.lakehouse.progress import End
 from omnirelay.lakehouse.silver import from_items_on, of_shards
+from omnirelay.lakehouse.sizing import PARTITIONS
 from omnirelay.lakehouse.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ WORK = Table(
 Row = tuple[str, int, int | None]
 
 
+def store_in(directory: Path, spark: SparkSession) -> DeltaTables:
+    """Rows that are done with come to lie in more than one file."""
+    spark.conf.set(PARTITIONS, "2")
+    return DeltaTables(spark, str(directory / "lake"))
+
+
 def files(store: DeltaTables) -> set[str]:
     return set(DeltaTable(store.path(WORK)).file_uris())
 
@@ -42,8 +49,8 @@ def put(store: DeltaTables, *new: Row, upto: int, shard: str = "jobs") -> None:
     store.merge(WORK, store.spark.createDataFrame(new, WORK.ddl), {shard: End(upto)}, only=only)
 
 
-def test_rows_that_are_done_with_are_not_written_again(spark: SparkSession, tmp_path: Path) -> None:
-    store = DeltaTables(spark, str(tmp_path / "lake"))
+def test_rows_that_are_done_with_are_not_written_again(few_spark: SparkSession, tmp_path: Path) -> None:
+    store = store_in(tmp_path, few_spark)
     put(store, *(("jobs", item, 10) for item in range(1, 20)), ("jobs", 20, None), ("jobs", 21, None), upto=1)
     first = files(store)
     put(store, ("jobs", 20, 30), ("jobs", 22, None), upto=2)
@@ -60,9 +67,9 @@ def test_rows_that_are_done_with_are_not_written_again(spark: SparkSession, tmp_
     ]
 
 
-def test_open_rows_of_other_shards_stay_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
+def test_open_rows_of_other_shards_stay_as_they_are(few_spark: SparkSession, tmp_path: Path) -> None:
     strange = "it's t.007"
-    store = DeltaTables(spark, str(tmp_path / "lake"))
+    store = store_in(tmp_path, few_spark)
     put(store, (strange, 1, None), ("jobs", 1, None), upto=1)
     before = files(store)
     put(store, (strange, 1, 5), (strange, 2, None), upto=2, shard=strange)

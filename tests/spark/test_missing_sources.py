@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
+from omnirelay.cli.app import app
 from omnirelay.errors import NotFound
 from omnirelay.lakehouse.bronze_source import find_new
 from omnirelay.lakehouse.shards import shards_at
@@ -18,7 +20,6 @@ from omnirelay.lakehouse.source import LogReader
 from omnirelay.lakehouse.source_options import read_options
 from omnirelay.lakehouse.waiting import waited
 from omnirelay.segments.errors import SegmentsDamaged
-from tests.cli.processes import omnirelay
 from tests.segment_logs import SHARD, FrameLog
 from tests.spark.logs import segments_of, write_segments
 
@@ -41,12 +42,13 @@ if TYPE_CHECKING:
 )
 @pytest.mark.parametrize("empty", [False, True])
 def test_what_is_not_there_ends_every_command_alike(
-    tmp_path: Path, words: tuple[str, ...], code: str, empty: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: str, empty: bool
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     if empty:
         (tmp_path / "nosuch" / "bronze" / "events").mkdir(parents=True)
-    done = omnirelay("lakehouse", *words, cwd=tmp_path)
-    assert done.returncode == 4, done.stderr
+    done = CliRunner(env={"NO_COLOR": "1"}).invoke(app, ["lakehouse", *words])
+    assert done.exit_code == 4, done.stderr
     assert code in done.stderr
     assert "nosuch" in done.stderr
     assert "starting Spark" not in done.stderr

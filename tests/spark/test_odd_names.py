@@ -57,8 +57,8 @@ def test_segments_that_are_kept_for_spark_are_found_in_any_temporary_directory(
 
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
 @pytest.mark.parametrize("name", NAMES)
-def test_tables_are_kept_in_any_directory(spark: SparkSession, tmp_path: Path, name: str, kind: str) -> None:
-    tables = open_tables(spark, str(tmp_path / name), kind)
+def test_tables_are_kept_in_any_directory(few_spark: SparkSession, tmp_path: Path, name: str, kind: str) -> None:
+    tables = open_tables(few_spark, str(tmp_path / name), kind)
     for number in (1, 2):
         row = f"SELECT 'jobs' shard, 's{number}' segment, 1L sequence, 'why' reason, now() found_at"
         tables.progress(QUARANTINE)
@@ -67,17 +67,17 @@ def test_tables_are_kept_in_any_directory(spark: SparkSession, tmp_path: Path, n
     assert tables.progress(QUARANTINE) == {"": End(2)}
     tables.optimize([QUARANTINE])
     assert tables.read(QUARANTINE).count() == 2
-    same = open_tables(spark, (tmp_path / name).as_uri(), kind)
+    same = open_tables(few_spark, (tmp_path / name).as_uri(), kind)
     assert same.progress(QUARANTINE) == {"": End(2)}
     assert same.path(QUARANTINE) == tables.path(QUARANTINE)
 
 
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
 def test_relative_directory_is_one_of_this_process_and_not_of_java(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    few_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tables = open_tables(spark, "./lake", kind)
+    tables = open_tables(few_spark, "./lake", kind)
     row = "SELECT 'jobs' shard, 's' segment, 1L sequence, 'why' reason, now() found_at"
     tables.append(QUARANTINE, tables.spark.sql(row), {"": End(1)})
     # The same row once more, by what SQL calls the table.

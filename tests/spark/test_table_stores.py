@@ -37,8 +37,14 @@ def upto(number: int) -> Progress:
 
 @pytest.fixture(params=["delta", "parquet"])
 def stores(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Stores:
-    """Pipelines of one warehouse."""
+    """Pipelines of one warehouse, in a session as it is for many rows."""
     return lambda: open_tables(spark, str(tmp_path / "lake"), request.param)
+
+
+@pytest.fixture(params=["delta", "parquet"])
+def few_stores(request: pytest.FixtureRequest, few_spark: SparkSession, tmp_path: Path) -> Stores:
+    """The same in a session for few."""
+    return lambda: open_tables(few_spark, str(tmp_path / "lake"), request.param)
 
 
 def notes(store: TableStore, *rows: tuple[Any, ...]) -> DataFrame:
@@ -70,8 +76,8 @@ def test_who_begins_from_a_place_that_was_left_writes_nothing(stores: Stores) ->
     assert len(found(quick)) == 3
 
 
-def test_a_table_may_say_that_it_came_further_and_stayed_as_it_was(stores: Stores) -> None:
-    store, late = stores(), stores()
+def test_a_table_may_say_that_it_came_further_and_stayed_as_it_was(few_stores: Stores) -> None:
+    store, late = few_stores(), few_stores()
     store.stay(NOTES, upto(1))
     assert (found(store), store.progress(NOTES)) == ([], upto(1))
     store.append(NOTES, notes(store, ("a", 1, "x")), upto(2))
@@ -85,11 +91,11 @@ def test_a_table_may_say_that_it_came_further_and_stayed_as_it_was(stores: Store
 
 
 def test_a_table_that_is_not_in_a_directory_is_asked_in_sql(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    few_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a bucket, where its log cannot be looked into."""
     monkeypatch.setattr(DeltaTables, "_local_log", lambda *_: None)
-    store = DeltaTables(spark, str(tmp_path / "a `lake`"))
+    store = DeltaTables(few_spark, str(tmp_path / "a `lake`"))
     assert (store.version(NOTES), store.progress(NOTES)) == (-1, NOTHING)
     store.append(NOTES, notes(store, ("a", 1, "x")), upto(1))
     store.merge(NOTES, notes(store, ("a", 1, "y")), upto(2), only="t.number > 0")
@@ -100,9 +106,9 @@ def test_a_table_that_is_not_in_a_directory_is_asked_in_sql(
 
 
 def test_parquet_files_are_merged_and_removed_beside_a_run_without_losing_what_it_writes(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    few_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, upkeep = (ParquetTables(spark, str(tmp_path / "lake")) for _ in range(2))
+    run, upkeep = (ParquetTables(few_spark, str(tmp_path / "lake")) for _ in range(2))
     for number in (1, 2):
         run.progress(NOTES)
         run.append(NOTES, notes(run, ("a", number, "x")), upto(number))
@@ -125,9 +131,9 @@ def test_parquet_files_are_merged_and_removed_beside_a_run_without_losing_what_i
 
 
 def test_parquet_folders_are_kept_by_when_they_were_replaced_and_not_by_when_they_were_written(
-    spark: SparkSession, tmp_path: Path
+    few_spark: SparkSession, tmp_path: Path
 ) -> None:
-    store = ParquetTables(spark, str(tmp_path / "lake"))
+    store = ParquetTables(few_spark, str(tmp_path / "lake"))
     folder = Path(store.path(NOTES))
     for number in (1, 2, 3):
         store.progress(NOTES)

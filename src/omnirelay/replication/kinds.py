@@ -25,7 +25,6 @@ from omnirelay.replication.memory import MemorySink
 from omnirelay.replication.settings import SinkSettings, foreign_kinds, kind_names
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
 from omnirelay.replication.tables import SqliteSink
-from omnirelay.replication.webhook import WebhookSink
 
 
 class SinkPlace(msgspec.Struct, frozen=True):
@@ -57,12 +56,16 @@ def _sqlite(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
     return SqliteSink(_path(settings, place), table=settings.table)
 
 
-def _webhook(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
+# The libraries behind these are not everybody's, or take long to load: each is imported when the first of its sinks is
+# made.
+
+
+def _webhook(settings: SinkSettings, place: SinkPlace, line_of: LineOf = whole_event) -> ReplicationSink:
+    from omnirelay.replication.webhook import WebhookSink
+
     assert settings.url is not None
-    return WebhookSink(settings.url, secret=_secret(settings, place), headers=settings.headers)
-
-
-# The libraries behind these are not everybody's: each is imported when the first of its sinks is made.
+    secret = _secret(settings, place)
+    return WebhookSink(settings.url, secret=secret, headers=settings.headers, line_of=line_of)
 
 
 def _postgres(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
@@ -138,8 +141,7 @@ def _governance(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
     if target == "kafka":
         return _kafka(settings, place, line_of)
     if settings.url is not None:
-        secret = _secret(settings, place)
-        return WebhookSink(settings.url, secret=secret, headers=settings.headers, line_of=line_of)
+        return _webhook(settings, place, line_of)
     path = _path(settings, place)
     return FileSink(path, rotate_bytes=settings.rotate_bytes, line_of=line_of, keeps_all=False)
 
