@@ -115,6 +115,20 @@ def stop_after(acknowledgements: int) -> Stop:
     return stop
 
 
+def stop_behind(operation: str, acknowledgements: int) -> Stop:
+    """After this many, and not before one of them was of this operation."""
+    enough, wanted, done = stop_after(acknowledgements), set[str](), False
+
+    def stop(record: Record) -> bool:
+        nonlocal done
+        if record["kind"] == "intent" and record["op"] == operation:
+            wanted.add(record["call"])
+        done = done or (record["kind"] == "done" and record["call"] in wanted)
+        return enough(record) and done
+
+    return stop
+
+
 def run_child(plan: Plan, stop: Stop | None) -> tuple[list[Record], int, str]:
     """Start a child, read what it says, kill it when `stop` says so, and read what was still on its way."""
     paths = [str(ROOT), *(path for path in sys.path if path)]

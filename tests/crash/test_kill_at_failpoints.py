@@ -9,6 +9,7 @@ import pytest
 
 from omnirelay.log.failpoints import FAILPOINTS
 from tests.crash.conftest import MakeCrashes
+from tests.crash.harness import stop_behind
 from tests.crash.plan import LONG
 
 RECOVERY = [name for name in FAILPOINTS if name.startswith("log.recovery.")]
@@ -63,8 +64,8 @@ def test_a_kill_after_a_snapshot_was_written_leaves_the_log_whole(repeat: int, m
 @pytest.mark.parametrize("repeat", REPEATS)
 def test_a_kill_during_a_trim_leaves_a_log_that_starts_at_its_anchor(repeat: int, make_crashes: MakeCrashes) -> None:
     crashes = make_crashes(repeat)
-    for _ in range(2):
-        crashes.kill_after(60 * repeat, snapshots=True)
+    for _ in range(2):  # Each leaves a snapshot: what is before the older one may go.
+        crashes.run(stop_behind("snapshot", 60 * repeat), snapshots=True)
         crashes.check()
     crashes.die_at("log.trim.slice", 1, trim=True)
     crashes.check()
