@@ -94,6 +94,24 @@ async def _short_log(name: str, options: QueueOptions) -> Log:
     return Log(name, log.log_id, frames)
 
 
+def alike_log(shard: str) -> Log:
+    """Two leases of different exclusive keys that read the same."""
+    return asyncio.run(_alike_log(shard))
+
+
+async def _alike_log(name: str) -> Log:
+    log = MemoryLog(name)
+    options = msgspec.structs.replace(EXCLUSIVE, limits=[Limit(by="key", match="*", max=1)])
+    async with await Shard.open(log, clock=FakeClock(), options=options) as shard:
+        payloads = [
+            Payload(resource_type=resource_type, resource_id=resource_id)
+            for resource_type, resource_id in (("table", "a/b"), ("table/a", "b"))
+        ]
+        await shard.enqueue([NewItem(payload=payload) for payload in payloads])
+        assert len(await shard.lease(Caller(peer_id="ada"), max_items=2)) == 2
+        return Log(name, log.log_id, [frame async for frame in log.read(1)])
+
+
 def keyless_log(shard: str) -> tuple[Recorded, int]:
     """A log that leases two items of different exclusive keys, and the frame behind their enqueues.
 
@@ -125,10 +143,26 @@ Plant: TypeAlias = Callable[[Log], tuple[Frame, int]]
 def grant(log: Log, item: Item, **other: Any) -> ev.LeaseGranted:
     sequence = other.pop("sequence", log.next)
     now = log.state.time + 1
-    token = OwnershipToken(item.sequence_id, item.attempt, f"planted-{sequence}", other.pop("fence", sequence))
+    lease_id = other.pop("lease_id", f"planted-{sequence}")
+    token = OwnershipToken(item.sequence_id, item.attempt, lease_id, other.pop("fence", sequence))
     return ev.LeaseGranted(
-        sequence_number=sequence, timestamp=now, ownership=token, expires_at=now + 20_000, peer_id="eve"
+        sequence_number=sequence,
+        timestamp=now,
+        ownership=token,
+        expires_at=now + other.pop("duration_ms", 20_000),
+        peer_id="eve",
     )
+
+
+def enqueued(log: Log, at: int = 0, **other: Any) -> ev.Enqueue:
+    """The item that would come in next, as the event `at` places behind the next one."""
+    made: dict[str, Any] = {
+        "sequence_number": log.next + at,
+        "timestamp": log.state.time + 1,
+        "sequence_id": log.state.next_sequence_id,
+        "payload": Payload(resource_type="table", resource_id="more"),
+    }
+    return ev.Enqueue(**made | other)
 
 
 def gap(log: Log) -> tuple[Frame, int]:
@@ -142,8 +176,8 @@ def wrong_chain(log: Log) -> tuple[Frame, int]:
 
 
 def not_applicable(log: Log) -> tuple[Frame, int]:
-    event = ev.Resumed(sequence_number=log.next, timestamp=log.state.time + 1, resource_type="never paused")
-    return log.frame([event]), event.sequence_number
+    """There is no such class, and nobody checks that before."""
+    return log.frame([enqueued(log, priority=77)]), log.next
 
 
 def completed_item_leased(log: Log) -> tuple[Frame, int]:
@@ -168,12 +202,31 @@ def stale_owner(log: Log) -> tuple[Frame, int]:
     return log.frame([event]), log.next
 
 
+def lease_id_again(log: Log) -> tuple[Frame, int]:
+    """Another item is leased with the id of a lease that is over, and whose item has all of its life in one segment."""
+    done = next(event for event in log.events if isinstance(event, ev.Completed))
+    return log.frame([grant(log, log.item(READY), lease_id=done.ownership.lease_id)]), log.next
+
+
 def same_key_leased(log: Log) -> tuple[Frame, int]:
     leased = log.item(LEASED)
     item = next(
         item
         for item in log.state.items.values()
         if item.state == READY and item.payload.resource_id == leased.payload.resource_id
+    )
+    return log.frame([grant(log, item)]), log.next
+
+
+def out_of_turn(log: Log) -> tuple[Frame, int]:
+    """Nobody has the key of the item, but another item stands before it there."""
+    waiting = [item for item in log.state.items.values() if item.state == READY]
+    held = {item.payload.resource_id for item in log.state.items.values() if item.state == LEASED}
+    item = next(
+        item
+        for at, item in enumerate(waiting)
+        if item.payload.resource_id not in held
+        and any(item.payload.resource_id == other.payload.resource_id for other in waiting[:at])
     )
     return log.frame([grant(log, item)]), log.next
 
@@ -231,15 +284,8 @@ def one_attempt_more(log: Log) -> tuple[Frame, int]:
 
 def beyond_capacity(log: Log) -> tuple[Frame, int]:
     room = log.state.options.items_max - log.state.live_count
-    events = [
-        ev.Enqueue(
-            sequence_number=log.next + number,
-            timestamp=log.state.time + 1,
-            sequence_id=log.state.next_sequence_id + number,
-            payload=Payload(resource_type="table", resource_id="more"),
-        )
-        for number in range(room + 1)
-    ]
+    following = log.state.next_sequence_id
+    events = [enqueued(log, number, sequence_id=following + number) for number in range(room + 1)]
     return log.frame(events), log.next + room
 
 
@@ -253,14 +299,7 @@ def expired_early(log: Log) -> tuple[Frame, int]:
 
 
 def wrong_depth(log: Log) -> tuple[Frame, int]:
-    payload = Payload(resource_type="table", resource_id="more")
-    event = ev.Enqueue(
-        sequence_number=log.next,
-        timestamp=log.state.time + 1,
-        sequence_id=log.state.next_sequence_id,
-        payload=payload,
-    )
-    return log.frame([event], depth=(log.state.pending_count + 3, log.state.leased.live)), log.next
+    return log.frame([enqueued(log)], depth=(log.state.pending_count + 3, log.state.leased.live)), log.next
 
 
 def never_expired(log: Log) -> tuple[Frame, int]:
@@ -283,9 +322,7 @@ def time_goes_back(log: Log) -> tuple[Frame, int]:
 
 
 def number_given_out_before(log: Log) -> tuple[Frame, int]:
-    payload = Payload(resource_type="table", resource_id="again")
-    event = ev.Enqueue(sequence_number=log.next, timestamp=log.state.time + 1, sequence_id=0, payload=payload)
-    return log.frame([event]), log.next
+    return log.frame([enqueued(log, sequence_id=0)]), log.next
 
 
 def attempt_skipped(log: Log) -> tuple[Frame, int]:

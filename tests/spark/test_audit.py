@@ -25,6 +25,7 @@ from omnirelay.log.sqlite import SqliteLog
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.manifest import Before
+from tests.spark import audit_odd_plants as odd
 from tests.spark import audit_plants as plants
 from tests.spark.workload import recorded, write_segments
 
@@ -47,6 +48,7 @@ PLANTED = {
     "never-enqueued": (plants.never_enqueued, plants.OPTIONS, "life", BOTH),
     "second-lease": (plants.second_lease, plants.OPTIONS, "one-lease", BOTH),
     "stale-owner": (plants.stale_owner, plants.OPTIONS, "owner", BOTH),
+    "lease-id-again": (plants.lease_id_again, plants.OPTIONS, "lease-ids", {"sql"}),
     "same-key": (plants.same_key_leased, plants.EXCLUSIVE, "exclusive-key", BOTH),
     "wrong-fence": (plants.wrong_fence, plants.OPTIONS, "fences", BOTH),
     "fence-of-elsewhere": (plants.fence_of_elsewhere, plants.OPTIONS, "fences", BOTH),
@@ -54,6 +56,7 @@ PLANTED = {
     "tenant-limit": (plants.same_tenant_leased, plants.BY_TENANT, "limits", BOTH),
     "one-attempt-more": (plants.one_attempt_more, plants.OPTIONS, "limits", {"replay"}),
     "beyond-capacity": (plants.beyond_capacity, plants.SMALL, "limits", BOTH),
+    "dead-without-a-letter": (odd.dead_without_a_letter, plants.OPTIONS, "together", {"replay"}),
     "expired-early": (plants.expired_early, plants.OPTIONS, "expiry", {"replay"}),
     "wrong-depth": (plants.wrong_depth, plants.OPTIONS, "depth", BOTH),
     "never-expired": (plants.never_expired, plants.OPTIONS, "ends", BOTH),
@@ -113,6 +116,7 @@ def _write_whole(directory: Path) -> dict[str, Known]:
         right = digest(log.state)
         known[shard] = Known(log.log_id, {log.state.sequence: right if shard == "whole" else "0" * 64})
     write_segments(directory, recorded("busy", seed=5, steps=250), pieces=4)
+    plants.write(directory, plants.alike_log("alike"))
     return known
 
 
@@ -169,7 +173,8 @@ def test_every_rule_has_a_violation_that_it_found(audited: Audited) -> None:
 
 
 def test_whole_logs_are_clean(audited: Audited) -> None:
-    assert audited.found("whole") == audited.found("busy") == []
+    assert audited.found("whole") == audited.found("busy") == audited.found("alike") == []
+    assert audited.shard("alike").states["leased"] == 2, "keys that read the same are two"
     busy = audited.shard("busy")
     assert not busy.remarks
     assert busy.replayed.last == busy.last

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnirelay.core.options import Limit
+from omnirelay.core import events as ev
+from omnirelay.core.options import Limit, QueueOptions
 from omnirelay.core.payload import Caller, NewItem, Payload
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import InvalidArgument, NotFound
@@ -29,6 +31,8 @@ from omnirelay.lakehouse.audit_rules import Findings, Opined, Replayed
 from omnirelay.lakehouse.audit_segments import SegmentCheck
 from omnirelay.lakehouse.audit_tasks import SegmentDone, SegmentWork
 from omnirelay.log import MemoryLog
+from omnirelay.log.base import Frame
+from omnirelay.log.frame import decode_frame
 from omnirelay.log.sqlite import SqliteLog
 from omnirelay.segments.archive import Archive
 from omnirelay.segments.connecting import connect
@@ -40,6 +44,7 @@ from omnirelay.segments.segment import SegmentFormat
 from omnirelay.segments.writer import SegmentWriter
 from omnirelay.testing.clock import FakeClock
 from tests.property.strategies import LONG
+from tests.spark import audit_odd_plants as odd
 from tests.spark import audit_plants as plants
 from tests.spark.workload import OPTIONS, Recorded, recorded, write_segments
 
@@ -328,6 +333,66 @@ def test_the_replay_names_what_no_node_would_have_decided(tmp_path: Path, plant:
     _, [files, replay] = asyncio.run(looked_at(tmp_path, only_plan(tmp_path)))
     assert files.named == []
     assert [(finding.rule, finding.sequence) for finding in replay.named] == [(rule, expected)]
+
+
+@pytest.mark.parametrize("name", odd.ODD)
+def test_the_replay_names_commands_that_nobody_gave(tmp_path: Path, name: str) -> None:
+    plant, rule = odd.ODD[name]
+    log = plants.short_log("jobs")
+    frame, expected = plant(log)
+    plants.write(tmp_path, log, frame)
+    replayed, [files, replay] = asyncio.run(looked_at(tmp_path, only_plan(tmp_path)))
+    assert files.named == []
+    assert [(finding.rule, finding.sequence) for finding in replay.named] == [(rule, expected)]
+    assert replayed.remark is None
+
+
+@pytest.mark.parametrize("plant", odd.GOOD)
+def test_the_replay_says_nothing_of_what_a_node_may_decide(
+    tmp_path: Path, plant: Callable[[plants.Log], Frame]
+) -> None:
+    log = plants.short_log("jobs")
+    frame = plant(log)
+    plants.write(tmp_path, log, frame)
+    replayed, [files, replay] = asyncio.run(looked_at(tmp_path, only_plan(tmp_path)))
+    assert files.named == replay.named == []
+    assert replayed.last == frame.last
+
+
+def test_what_follows_a_failure_is_not_missed_where_the_audit_ends_before_it(tmp_path: Path) -> None:
+    log = plants.short_log("jobs")
+    plants.write(tmp_path, log, odd.dead_with_its_letter(log))
+    planned = msgspec.structs.replace(only_plan(tmp_path), last=log.next)
+    replayed, [_, replay] = asyncio.run(looked_at(tmp_path, planned))
+    assert replayed.last == log.next
+    assert replay.named == []
+
+
+@pytest.mark.parametrize(
+    ("options", "plant", "rule"),
+    [
+        (plants.LIMITED, plants.ready_leased, "limits"),
+        (plants.BY_TENANT, plants.same_tenant_leased, "limits"),
+        (plants.EXCLUSIVE, plants.same_key_leased, "exclusive-key"),
+        (plants.EXCLUSIVE, plants.out_of_turn, "follows"),
+        (plants.OPTIONS, plants.paused_leased, "follows"),
+    ],
+)
+def test_a_grant_that_the_schedule_keeps_back_is_named_and_the_replay_goes_on_with_it(
+    tmp_path: Path, options: QueueOptions, plant: plants.Plant, rule: str
+) -> None:
+    log = plants.short_log("jobs", options)
+    frame, expected = plant(log)
+    *before, granted = decode_frame(frame, shard="jobs", log_id=log.log_id)
+    assert isinstance(granted, ev.LeaseGranted)
+    completed = ev.Completed(sequence_number=expected + 1, timestamp=granted.timestamp + 1, ownership=granted.ownership)
+    plants.write(tmp_path, log, log.frame([*before, granted, completed]))
+    replayed, [_, replay] = asyncio.run(looked_at(tmp_path, only_plan(tmp_path)))
+    assert [(each.rule, each.sequence, each.item) for each in replay.named] == [
+        (rule, expected, granted.ownership.sequence_id)
+    ]
+    assert (replayed.remark, replayed.last) == (None, expected + 1)
+    assert replayed.states["completed"] == 2
 
 
 @pytest.mark.parametrize("scope", [{"resource_type": "file"}, {"tenant": "t7"}, {"resource_type": "t0"}])

@@ -20,7 +20,8 @@ from omnirelay.client.sync import SyncClient
 from omnirelay.errors import FailedPrecondition, InvalidArgument, LogRegressed, LogTrimmed, NotFound, OutOfRange
 from omnirelay.lakehouse.columns import spark_schema
 from omnirelay.lakehouse.segment_files import read_segments, segment_files
-from omnirelay.lakehouse.source import LogReader
+from omnirelay.lakehouse.source import LogReader, PiecePartition
+from omnirelay.lakehouse.source_offsets import Offset
 from omnirelay.lakehouse.source_options import read_options
 from omnirelay.lakehouse.source_stream import LogStreamReader
 from omnirelay.lakehouse.source_stream_base import UnlimitedLogStreamReader
@@ -30,7 +31,7 @@ from omnirelay.segments.connecting import connect
 from omnirelay.segments.upkeep import compact, expire, purge
 from tests.cli.processes import omnirelay
 from tests.integration.test_replication_node import sink
-from tests.segment_logs import SHARD, START_MS, FrameLog, S3Server
+from tests.segment_logs import LOG_ID, SHARD, START_MS, FrameLog, S3Server
 from tests.spark.logs import ThreadedNode, rows_of, segments_of, sequences, serving, write_segments
 
 if TYPE_CHECKING:
@@ -142,7 +143,16 @@ def test_options_choose_what_is_read(spark: SparkSession, tmp_path: Path) -> Non
     [
         ({}, "address or url is required"),
         ({"address": "x", "colour": "red"}, "colour is no option"),
-        ({"address": "x", "after": "[1]"}, "option after must be JSON"),
+        ({"address": "x", "after": "[1]"}, "option after must be earliest, latest, or JSON"),
+        ({"address": "x", "after": "lastest"}, "option after must be earliest, latest, or JSON"),
+        ({"address": "x", "types": "Enqueue,Enqeued"}, r"types names 'Enqeued' \(is it Enqueue\?\), .*; there are Enq"),
+        ({"address": "x", "types": "enqueue"}, "option types names 'enqueue' .*Heartbeat, Completed"),
+        ({"address": "x", "types": "Nothing"}, r"where\(\"event_type = 'Nothing'\"\)"),
+        ({"address": "x", "types": ","}, "option types must name at least one"),
+        ({"address": "x", "store.": "y"}, r"option store\. must name an option of the store"),
+        ({"address": "x", "uptp": "{}"}, "uptp is no option of omnirelay; there are address, .*upTo, maxEvents"),
+        ({"url": "http://"}, "option url must be an address"),
+        ({"url": "http://here:port"}, "option url must be an address"),
         ({"address": "x", "upTo": '{"a": -1}'}, "option upTo must be JSON"),
         ({"address": "x", "maxEventsPerTrigger": "0"}, "maxEventsPerTrigger must be a whole number from 1"),
         ({"address": "x", "shards": " , "}, "option shards must name at least one"),
@@ -156,9 +166,20 @@ def test_wrong_options_are_named(options: dict[str, str], message: str) -> None:
         read_options(options)
 
 
+def test_events_that_a_newer_node_wrote_are_read_and_chosen(spark: SparkSession, tmp_path: Path) -> None:
+    log = FrameLog()
+    future = {"eventType": "Borrowed", "sequenceNumber": 3, "timestamp": START_MS}
+    frames = [log.commit(2), log.commit_raw(msgspec.json.encode(future), schema=2)]
+    write_segments(str(tmp_path), frames)
+    assert [row.event_type for row in rows_of(read(spark, tmp_path))][-1] == "Borrowed"
+    assert sequences(read(spark, tmp_path).where("event_type = 'Borrowed'")) == [3]
+
+
 def test_wrong_options_reach_the_caller_of_spark(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match="colour is no option of omnirelay"):
         read(spark, tmp_path, colour="red").collect()
+    with pytest.raises(PySparkException, match="option types names 'Enqeued'"):
+        read(spark, tmp_path, types="Enqeued").collect()
     with pytest.raises(PySparkException, match="nosuch: there is no such directory"):
         read(spark, tmp_path / "nosuch").collect()
     segments_of(tmp_path, 1)
@@ -373,7 +394,7 @@ def test_older_stream_ends_where_it_is_told_to(tmp_path: Path) -> None:
     segments_of(tmp_path, 5, 5)
     reader = UnlimitedLogStreamReader(read_options({"address": str(tmp_path), "upTo": '{"jobs": 7}'}))
     assert reader.initialOffset() == {}
-    assert reader.latestOffset() == {"jobs": 7}
+    assert reader.latestOffset() == at(7)
 
 
 def test_stream_misses_a_shard_that_it_has_read_unless_told(tmp_path: Path) -> None:
@@ -389,7 +410,7 @@ def test_stream_misses_a_shard_that_it_has_read_unless_told(tmp_path: Path) -> N
         older.latestOffset()
     for more in ({"failOnDataLoss": "false"}, {"shards": "jobs"}):
         lenient = LogStreamReader(read_options(options | more))
-        assert lenient.latestOffset(read_before, ReadAllAvailable()) == read_before
+        assert lenient.latestOffset(read_before, ReadAllAvailable()) == at(5) | {"other": 3}
 
 
 def test_stream_that_was_further_than_the_log_says_so_unless_told(tmp_path: Path) -> None:
@@ -399,12 +420,70 @@ def test_stream_that_was_further_than_the_log_says_so_unless_told(tmp_path: Path
     with gone_back:
         LogStreamReader(options).latestOffset({SHARD: 7}, ReadAllAvailable())
     older = UnlimitedLogStreamReader(options)
-    older.reached = {SHARD: 7}
+    older.reached = Offset({SHARD: 7})
     with gone_back:
         older.latestOffset()
     going_on = msgspec.structs.replace(options, fail_on_data_loss=False)
-    assert LogStreamReader(going_on).latestOffset({SHARD: 7}, ReadAllAvailable()) == {SHARD: 7}
-    assert LogStreamReader(options).latestOffset({SHARD: 5}, ReadAllAvailable()) == {SHARD: 5}
+    assert LogStreamReader(going_on).latestOffset({SHARD: 7}, ReadAllAvailable()) == at(7)
+    assert LogStreamReader(options).latestOffset({SHARD: 5}, ReadAllAvailable()) == at(5)
+
+
+def at(sequence: int, log_id: str = LOG_ID) -> dict[str, Any]:
+    """The offset of a stream that has read so far."""
+    return {SHARD: {"sequence": sequence, "logId": log_id}}
+
+
+def test_stream_does_not_go_on_in_another_log(tmp_path: Path) -> None:
+    """Also where that is longer, or events may be lost: its numbers are those of other events."""
+    segments_of(tmp_path, 5, 5)
+    options = read_options({"address": str(tmp_path)})
+    for each in (options, msgspec.structs.replace(options, fail_on_data_loss=False)):
+        another = pytest.raises(FailedPrecondition, match=f"read the log elsewhere of 'jobs' up to event 3.*{LOG_ID}")
+        with another:
+            LogStreamReader(each).latestOffset(at(3, "elsewhere"), ReadAllAvailable())
+        with another:
+            LogStreamReader(each).partitions(at(3, "elsewhere"), at(5))
+        with another:
+            LogStreamReader(each).partitions({}, at(3, "elsewhere"))
+        older = UnlimitedLogStreamReader(each)
+        older.partitions(at(3, "elsewhere"), at(3, "elsewhere"))
+        with another:
+            older.latestOffset()
+
+
+def test_stream_goes_on_from_a_checkpoint_of_before_that_names_no_log(tmp_path: Path) -> None:
+    segments_of(tmp_path, 5, 5)
+    options = read_options({"address": str(tmp_path)})
+    reader = LogStreamReader(options)
+    assert reader.latestOffset({SHARD: 3}, ReadAllAvailable()) == at(10)
+    pieces = [part.piece for part in reader.partitions({SHARD: 3}, at(10)) if isinstance(part, PiecePartition)]
+    assert [(piece.first, piece.last) for piece in pieces] == [(4, 5), (6, 10)]
+    older = UnlimitedLogStreamReader(options)
+    older.partitions({SHARD: 3}, {SHARD: 3})
+    assert older.latestOffset() == at(10)
+
+
+@pytest.mark.parametrize(
+    "stored", [{"jobs": "5"}, {"jobs": {"sequence": 5}}, {"jobs": {"sequence": "x", "logId": "y"}}]
+)
+def test_checkpoint_of_something_else_is_refused(tmp_path: Path, stored: dict[str, Any]) -> None:
+    segments_of(tmp_path, 5)
+    reader = LogStreamReader(read_options({"address": str(tmp_path)}))
+    with pytest.raises(InvalidArgument, match="the checkpoint is not one of omnirelay"):
+        reader.latestOffset(stored, ReadAllAvailable())
+
+
+def test_checkpoint_of_one_node_is_refused_for_another(spark: SparkSession, tmp_path: Path) -> None:
+    here = tmp_path / "checkpoint"
+    with serving(data=tmp_path / "data") as node:
+        work(node, 1)
+        assert stream(spark, here, None, url=node.url) == [list(range(1, node.last() + 1))]
+    with serving(data=tmp_path / "other") as node:
+        work(node, 9)
+        with pytest.raises(PySparkException, match=r"the checkpoint has read the log .* of 'resourcelease' up to"):
+            stream(spark, here, None, url=node.url)
+        with pytest.raises(OutOfRange, match="another node"):
+            list(tail_batches(node.url, "resourcelease", 1, 2, log_id="elsewhere"))
 
 
 def test_stream_skips_the_gap_that_a_new_generation_leaves(spark: SparkSession, tmp_path: Path) -> None:

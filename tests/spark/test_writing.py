@@ -130,7 +130,15 @@ SCHEMA = StructType().add("id", "long").add("resource_id", "string").add("priori
         ({"url": URL, "key": "id", "resourceType": "t"}, SCHEMA, "column priority must be int or bigint, is string"),
         ({"url": URL, "key": "id"}, StructType().add("id", "integer"), "column resource_id is missing"),
         ({"url": URL, "key": "id", "timeoutMs": "soon"}, SCHEMA, "option timeoutMs must be"),
-        ({"url": URL, "key": "id", "colour": "red"}, SCHEMA, "colour is no option"),
+        (
+            {"url": URL, "key": "id", "colour": "red"},
+            SCHEMA,
+            "colour is no option of writing; .*, keyScope, ",
+        ),
+        ({"url": URL, "key": "id", "path": "/lake"}, SCHEMA, "option path is '/lake', and a queue is at no path"),
+        ({"url": "http://", "key": "id"}, SCHEMA, "option url must be the address"),
+        ({"url": URL, "key": "id", "namespace": " "}, SCHEMA, "option namespace must not be blank"),
+        ({"url": URL, "key": "id", "resourceType": ""}, SCHEMA, "option resourceType must not be blank"),
     ],
 )
 def test_wrong_options_and_columns_are_named(options: dict[str, str], schema: StructType, message: str) -> None:

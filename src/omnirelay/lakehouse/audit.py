@@ -19,6 +19,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from omnirelay.lakehouse.audit_digests import Known
+from omnirelay.lakehouse.audit_lease_ids import buckets_for, suspected
 from omnirelay.lakehouse.audit_opinion import SqlOpinion, SqlResult, readable
 from omnirelay.lakehouse.audit_plan import ShardPlan
 from omnirelay.lakehouse.audit_rules import (
@@ -144,7 +145,8 @@ class Audit:
         places = [(number, at) for number, plan in enumerate(self._plans) for at in range(len(plan.entries))]
         if not places:
             return [], self._sql([], None)
-        work = SegmentWork(self._address, self._options, self._plans, places)
+        buckets = buckets_for(sum(entry.events for plan in self._plans for entry in plan.entries))
+        work = SegmentWork(self._address, self._options, self._plans, places, buckets)
         rows = tasks(self._spark, len(places), work).persist()
         try:
             done = _collected(rows.where("done IS NOT NULL").select("done"), SegmentDone)
@@ -154,7 +156,8 @@ class Audit:
                 plan.shard: [cleared[plan.shard, at] for at in range(len(plan.entries))] for plan in self._plans
             }
             files = [each.opined for each in done]
-            return files, self._sql(files, ClearedSegments(of_shards, rows))
+            shared = suspected(rows, buckets) | {each.opined.shard for each in done if not each.marked}
+            return files, self._sql(files, ClearedSegments(of_shards, rows, frozenset(shared)))
         finally:
             rows.unpersist()
 

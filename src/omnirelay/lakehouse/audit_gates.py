@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 from omnirelay.core.items import Item
 from omnirelay.core.options import QueueOptions
+from omnirelay.core.schedule import Schedule
 from omnirelay.core.scopes import limit_of
+
+_Scope: TypeAlias = tuple[str, str, str]
+"""What kind of limit, and of what: a key by its type and its name, others by a name alone."""
 
 
 class Gates:
@@ -19,32 +24,37 @@ class Gates:
         self._tenant_attribute = options.tenant_attribute
         self.matter = self._exclusive or bool(options.limits)
         """Without, nothing here has to be asked."""
-        self._max: dict[tuple[str, str], int | None] = {}
+        self._max: dict[_Scope, int | None] = {}
         """Globs are matched once per name."""
-        self._used: dict[tuple[str, str], int] = {}
-        self._holders: dict[str, dict[int, Item]] = {}
+        self._used: dict[_Scope, int] = {}
+        self._holders: dict[tuple[str, str], dict[int, Item]] = {}
         if self.matter:
             for item in leased:
                 self.hold(item)
 
-    def _key(self, item: Item) -> str:
+    def _key(self, item: Item) -> tuple[str, str]:
+        """Two texts: "a/b" of type "c" reads as "b" of type "c/a" does, and is another key."""
         payload = item.payload
-        return f"{payload.resource_type}/{payload.resource_id}" if self._by_resource else payload.partition
+        return (payload.resource_type, payload.resource_id) if self._by_resource else ("", payload.partition)
 
-    def _scopes(self, item: Item) -> Iterator[tuple[tuple[str, str], int]]:
+    def _key_name(self, item: Item) -> str:
+        return "/".join(self._key(item)) if self._by_resource else item.payload.partition
+
+    def _scopes(self, item: Item) -> Iterator[tuple[_Scope, int]]:
         """The limits that a lease of this item counts against."""
         attributes = item.payload.attributes
-        names = {
-            "type": item.payload.resource_type,
-            "tenant": "" if attributes is None else attributes.get(self._tenant_attribute, ""),
-            "key": self._key(item),
-        }
         for by, limits in self._limits.items():
             if not limits:
                 continue
-            scope = (by, names[by])
+            if by == "key":
+                scope, name = (by, *self._key(item)), self._key_name(item)
+            elif by == "type":
+                scope, name = (by, "", item.payload.resource_type), item.payload.resource_type
+            else:
+                name = "" if attributes is None else attributes.get(self._tenant_attribute, "")
+                scope = (by, "", name)
             if scope not in self._max:
-                self._max[scope] = limit_of(limits, names[by])
+                self._max[scope] = limit_of(limits, name)
             most = self._max[scope]
             if most is not None:
                 yield scope, most
@@ -56,16 +66,15 @@ class Gates:
                 fence = None if other.lease is None else other.lease.token.fence
                 yield (
                     "exclusive-key",
-                    f"the key {self._key(item)!r} is leased to item {other.sequence_id} (fence {fence})",
+                    f"the key {self._key_name(item)!r} is leased to item {other.sequence_id} (fence {fence})",
                 )
         for scope, most in self._scopes(item):
             used = self._used.get(scope, 0)
             # One that is heavier than the limit runs alone.
             if used and used + item.weight > most:
-                yield (
-                    "limits",
-                    f"a weight of {used + item.weight} is leased of {scope[0]} {scope[1]!r}, {most} is the limit",
-                )
+                by = scope[0]
+                name = self._key_name(item) if by == "key" else scope[2]
+                yield "limits", f"a weight of {used + item.weight} is leased of {by} {name!r}, {most} is the limit"
 
     def hold(self, item: Item) -> None:
         if self._exclusive:
@@ -85,3 +94,15 @@ class Gates:
                 self._used[scope] = left
             else:
                 self._used.pop(scope, None)
+
+
+def is_offered(schedule: Schedule, item: Item) -> bool:
+    """Whether the schedule has the item where a grant can take it from: not behind others of its key, and in a lane
+    that nothing holds back.
+    """
+    key = schedule.keys.find(item) if schedule.keyed else None
+    if key is not None and key.standing is not item:
+        return False
+    share = schedule.levels[item.priority].shares.get(item.payload.resource_type)
+    lane = None if share is None else share.lanes.get(schedule.tenant_of(item))
+    return share is not None and lane is not None and share.offering and lane.offering

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from omnirelay.core.options import QueueOptions
-from omnirelay.lakehouse import audit_sql, audit_sql_frames, audit_sql_gates, audit_sql_pieces
+from omnirelay.lakehouse import audit_lease_ids, audit_sql, audit_sql_frames, audit_sql_gates, audit_sql_pieces
 from omnirelay.lakehouse.audit_clearing import Change, Cleared
 from omnirelay.lakehouse.audit_kinds import STATES
 from omnirelay.lakehouse.audit_plan import ShardPlan
@@ -129,7 +129,7 @@ class SqlOpinion:
         history: dict[str, list[tuple[int, QueueOptions]]] = {}
         for shard, plan in self._plans.items():
             known = continues(plan, segments.cleared[shard])
-            if known is None or len(self._entries[shard]) < len(plan.entries):
+            if known is None or shard in segments.suspected or len(self._entries[shard]) < len(plan.entries):
                 continue
             told = [change for each in known for change in each.changes]
             options = _history(plan, told)
@@ -201,6 +201,9 @@ class SqlOpinion:
             if known.span is not None:
                 odd = audit_sql_pieces.odd_buckets(pieces, self._begun())
                 found.append(audit_sql_frames.out_of_line(_between(events, known.span), odd, shards))
+            if doubtful := [shard for shard in chosen if self._segments is None or shard in self._segments.suspected]:
+                of_these = shards.where(F.col("shard").isin(doubtful))
+                found.append(audit_lease_ids.granted_again(self._events(doubtful), of_these))
             if any(each["wrong"] or each["wrong_fence"] for each in counted.values()):
                 found.append(audit_sql.named_rows(rows))
             opined = list(_opined(reduce(DataFrame.unionByName, found)))

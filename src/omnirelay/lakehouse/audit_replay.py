@@ -128,6 +128,7 @@ class Replay:
         done.events += len(events)
         done.frames += 1
         done.last = events[-1].sequence_number
+        watch.end_commit(whole=whole)
         if whole:
             watch.check_depth(done.last, pending, active)
         self._check_digest(watch.state, done.last)

@@ -39,11 +39,15 @@ RULES: Final = (
          ("replay", "sql")),
     Rule("one-lease", "An item has at most one live lease.", ("replay", "sql")),
     Rule("owner", "Only the live lease of an item is renewed, acknowledged or expired.", ("replay", "sql")),
+    Rule("lease-ids", "A lease id is that of one grant only.", ("sql",)),
     Rule("exclusive-key", "An exclusive key has at most one live lease.", ("replay", "sql")),
     Rule("fences", "A fence is the number of its grant, and fences and generations only rise.", ("replay", "sql")),
     Rule("limits", "No grant goes beyond a limit, no retry beyond the attempts, no item beyond the capacity.",
          ("replay", "sql")),
-    Rule("expiry", "A lease expires behind its deadline, never before it.", ("replay",)),
+    Rule("expiry", "A lease is for as long as the options allow, is renewed for as long again, and expires behind its"
+         " deadline, never before it.", ("replay",)),
+    Rule("together", "What one command does is in one commit: a last attempt and its dead letter, a completion and its"
+         " follow-ups.", ("replay",)),
     Rule("depth", "The depth that a frame tells is what the events before it give.", ("replay", "sql")),
     Rule("ends", "Every item has an end, or a reason why it has none.", ("replay", "sql")),
     Rule("digests", "The state at a snapshot of the node has the digest that the node recorded.", ("replay",)),

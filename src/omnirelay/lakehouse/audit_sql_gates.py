@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql.window import WindowSpec
 
 from omnirelay.core.options import Limit, QueueOptions
 from omnirelay.lakehouse.audit_kinds import LEASED
@@ -74,6 +75,11 @@ def _key(options: QueueOptions) -> Column:
     return F.coalesce("partition_key", "resource_id")
 
 
+def _type_of_key(options: QueueOptions) -> Column:
+    """What tells keys apart that read the same: "a/b" of type "c" and "b" of type "c/a" do."""
+    return F.col("resource_type") if options.key == "resource" else F.lit("")
+
+
 def _tenant(options: QueueOptions) -> Column:
     attributes = F.from_json("attributes", "MAP<STRING, STRING>")
     return F.coalesce(F.element_at(attributes, F.lit(options.tenant_attribute)), F.lit(""))
@@ -90,6 +96,10 @@ _BY: Final[dict[str, Callable[[QueueOptions], Column]]] = {
 # -- keys and limits -------------------------------------------------------------------------------
 
 
+def _earlier(*names: str) -> WindowSpec:
+    return Window.partitionBy(*names).orderBy("sequence").rowsBetween(Window.unboundedPreceding, -1)
+
+
 def _exclusive(held: DataFrame, history: History) -> Iterator[DataFrame]:
     stretches = [each for each in _stretches(history) if each[3].ordering != "none"]
     # What a key is may change with the options; leases of before count under the key of now.
@@ -99,8 +109,9 @@ def _exclusive(held: DataFrame, history: History) -> Iterator[DataFrame]:
             lambda one, other: one | other, (_within(shard, start, end) for shard, start, end, _ in of_this)
         )
         # Of items that came in before the segments begin no key is known; they are not all of one.
-        keyed = held.withColumn("name", _key(of_this[0][3])).where("name IS NOT NULL")
-        before = Window.partitionBy("shard", "name").orderBy("sequence").rowsBetween(Window.unboundedPreceding, -1)
+        options = of_this[0][3]
+        keyed = held.withColumns({"name": _key(options), "of_type": _type_of_key(options)}).where("name IS NOT NULL")
+        before = _earlier("shard", "of_type", "name")
         rows = keyed.withColumn("live", F.sum("sign").over(before))
         what = F.concat(F.lit("the key "), "name", F.lit(" has "), "live", F.lit(" live leases already"))
         yield _named(rows.where((F.col("sign") == 1) & (F.col("live") > 0) & inside), "exclusive-key", what)
@@ -110,8 +121,10 @@ def _limit(held: DataFrame, history: History, by: str) -> Iterator[DataFrame]:
     stretches = [each for each in _stretches(history) if any(limit.by == by for limit in each[3].limits)]
     for how in {_how(by, each[3]) for each in stretches}:
         of_this = [each for each in stretches if _how(by, each[3]) == how]
-        named = held.withColumn("name", _BY[by](of_this[0][3]))
-        before = Window.partitionBy("shard", "name").orderBy("sequence").rowsBetween(Window.unboundedPreceding, -1)
+        options = of_this[0][3]
+        of_type = _type_of_key(options) if by == "key" else F.lit("")
+        named = held.withColumns({"name": _BY[by](options), "of_type": of_type})
+        before = _earlier("shard", "of_type", "name")
         rows = named.withColumn("used", F.sum(F.col("sign") * F.col("weight")).over(before)).withColumn(
             "most",
             _chosen(

@@ -37,6 +37,8 @@ class ClearedSegments(msgspec.Struct, frozen=True):
 
     cleared: Mapping[str, Sequence[Cleared | None]]
     left: DataFrame
+    suspected: frozenset[str] = frozenset()
+    """Shards in which two grants may share a lease id."""
 
 
 def continues(plan: ShardPlan, segments: Sequence[Cleared | None]) -> list[Cleared] | None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from omnirelay.errors import LogDamaged
 from omnirelay.lakehouse.audit_clearing import FRAMES, ROWS, Cleared, clear
 from omnirelay.lakehouse.audit_digests import Known
+from omnirelay.lakehouse.audit_lease_ids import MARKS, marks_of_grants
 from omnirelay.lakehouse.audit_plan import ShardPlan
 from omnirelay.lakehouse.audit_replay import Replay
 from omnirelay.lakehouse.audit_rules import Findings, Opined, Replayed
@@ -39,11 +40,11 @@ OF_SEGMENTS: Final = pa.schema(
     {
         "done": pa.string(),
         "shard": pa.string(),
-        **{field.name: field.type for schema in (ROWS, FRAMES) for field in schema},
+        **{field.name: field.type for schema in (ROWS, FRAMES, MARKS) for field in schema},
     }
 )
 """What comes of segments: `done` of each, and what is left to SQL: rows of items, with `item`, and frames, with
-`more_pending`.
+`more_pending`; and of the lease ids that were granted there, with `bucket`.
 """
 _LOOKS: Final = 3
 """How often a manifest is looked at that changes meanwhile."""
@@ -67,6 +68,8 @@ class SegmentDone(msgspec.Struct, frozen=True):
     opined: Opined
     cleared: Cleared | None = None
     """None when SQL has to look at all of the shard."""
+    marked: bool = False
+    """Whether its lease ids are told."""
 
 
 class SegmentWork(msgspec.Struct, frozen=True):
@@ -76,6 +79,8 @@ class SegmentWork(msgspec.Struct, frozen=True):
     options: Options
     plans: list[ShardPlan]
     places: list[tuple[int, int]]
+    buckets: int = 1
+    """Of lease ids."""
 
     def run(self, number: int) -> Iterator[pa.RecordBatch]:
         of_plan, at = self.places[number]
@@ -92,13 +97,16 @@ class SegmentWork(msgspec.Struct, frozen=True):
             yield padded(_done(SegmentDone(replaced)), OF_SEGMENTS)
             return
         opined = Opined.of(findings, usable=check.usable, place=at)
-        cleared = None
+        cleared, marks = None, None
         if check.columns is not None:
-            cleared = clear(check.columns, plan.shard, entry.before.sequence, min(entry.last, plan.last))
-        yield padded(_done(SegmentDone(opined, None if cleared is None else cleared[0])), OF_SEGMENTS)
-        if cleared is not None:
-            for left in (cleared[1].rows, cleared[1].frames):
-                yield padded(left, OF_SEGMENTS, shard=plan.shard)
+            last = min(entry.last, plan.last)
+            cleared = clear(check.columns, plan.shard, entry.before.sequence, last)
+            marks = marks_of_grants(check.columns, last, self.buckets)
+        facts = None if cleared is None else cleared[0]
+        yield padded(_done(SegmentDone(opined, facts, marks is not None)), OF_SEGMENTS)
+        left = () if cleared is None else (cleared[1].rows, cleared[1].frames)
+        for rows in (*left, *(() if marks is None else (marks,))):
+            yield padded(rows, OF_SEGMENTS, shard=plan.shard)
 
     async def _fetched(self, shard: str, entry: Entry) -> bytes | None:
         """What the segment holds; None when it is missing. Raises _Replaced when it need not be there any more."""

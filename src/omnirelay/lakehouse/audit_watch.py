@@ -12,8 +12,11 @@ from typing import Any, Final
 from omnirelay.core import events as ev
 from omnirelay.core.evolve import evolver_of
 from omnirelay.core.items import DEAD, DELAYED, LEASED, READY, STATE_NAMES, Item
+from omnirelay.core.pauses import scope_name
+from omnirelay.core.rules.upkeep import GENERATION_JUMP
 from omnirelay.core.state import State
-from omnirelay.lakehouse.audit_gates import Gates
+from omnirelay.lakehouse.audit_debts import Debts
+from omnirelay.lakehouse.audit_leases import Leases, is_cancelled, state_of
 from omnirelay.lakehouse.audit_rules import Findings
 
 _OVERDUE_MS: Final = 60_000
@@ -24,7 +27,10 @@ class Impossible(Exception):
     """The rules could not apply an event."""
 
     def __init__(self, event: ev.Event, error: Exception) -> None:
-        super().__init__(f"{type(event).__name__} cannot be applied to the state before it: {error!r}")
+        super().__init__(
+            f"{type(event).__name__}: the product's own rules cannot apply it to the state before it"
+            f" ({type(error).__name__}: {error})"
+        )
         self.sequence = event.sequence_number
 
 
@@ -34,15 +40,11 @@ class Watch:
     def __init__(self, state: State, findings: Findings) -> None:
         self.state = state
         self._findings = findings
-        self._gates = Gates(state.options, state.leased)
+        self._debts = Debts(self._name)
+        self._leases = Leases(state, self._name, self._debts)
         self._checks: Final[dict[type[Any], Callable[[Any], bool]]] = {
+            **self._leases.checks,
             ev.Enqueue: self._enqueued,
-            ev.LeaseGranted: self._granted,
-            ev.Heartbeat: self._owned,
-            ev.Completed: self._ended,
-            ev.Failed: self._tried,
-            ev.Released: self._ended,
-            ev.Expired: self._expired,
             ev.DeadLettered: self._dead_lettered,
             ev.Cancelled: self._cancelled,
             ev.DrainSnapshot: self._drained,
@@ -51,6 +53,7 @@ class Watch:
             ev.Purged: self._purged,
             ev.DeadLetterEdited: self._edited,
             ev.CancelRequested: self._cancel_requested,
+            ev.Resumed: self._resumed,
             ev.OptionsChanged: self._options,
             ev.LeaderElected: self._elected,
             ev.GenerationStarted: self._started,
@@ -95,21 +98,36 @@ class Watch:
     # -- coming in -----------------------------------------------------------------------------
 
     def _enqueued(self, event: ev.Enqueue) -> bool:
-        if event.sequence_id in self.state.items:
-            self._name("life", event, event.sequence_id, "the item is there already")
+        if event.sequence_id != self.state.next_sequence_id and not self._is_numbered(event):
             return False
-        if event.sequence_id < self.state.next_sequence_id:
-            what = f"the number was given out before, the next one is {self.state.next_sequence_id}"
-            self._name("life", event, event.sequence_id, what)
-            return False
+        parent = event.parent_sequence_id
+        if parent is not None and not self._debts.is_paid_by(event, parent):
+            what = f"no completion of item {parent} right before it names it as a follow-up"
+            self._name("together", event, event.sequence_id, what)
         if self._tight:
             self._check_room(event, 1)
         return True
 
+    def _is_numbered(self, event: ev.Enqueue) -> bool:
+        """Whether the item can come in under its number, though that is not the next one."""
+        number, following = event.sequence_id, self.state.next_sequence_id
+        if number in self.state.items:
+            self._name("life", event, number, "the item is there already")
+            return False
+        if number < following:
+            self._name("life", event, number, f"the number was given out before, the next one is {following}")
+            return False
+        # It comes in all the same: left out, it would be missed by every event about it.
+        self._name("life", event, number, f"numbers are skipped, the next one is {following}")
+        return True
+
     def _restored(self, event: ev.RestoreSnapshot) -> bool:
-        for restored in event.items:
-            if restored.sequence_id in self.state.items:
-                self._name("life", event, restored.sequence_id, "the item is there already")
+        numbers = [restored.sequence_id for restored in event.items]
+        if not self._are_distinct(event, numbers):
+            return False
+        for number in numbers:
+            if number in self.state.items:
+                self._name("life", event, number, "the item is there already")
                 return False
         self._check_room(event, len(event.items))
         return True
@@ -119,94 +137,6 @@ class Watch:
         if live > most:
             self._name("limits", event, None, f"{live} items are live, there is room for {most}")
 
-    # -- leases --------------------------------------------------------------------------------
-
-    def _granted(self, event: ev.LeaseGranted) -> bool:
-        token = event.ownership
-        number = token.sequence_id
-        item = self.state.items.get(number)
-        if item is None or item.state != READY:
-            if item is not None and item.lease is not None:
-                self._name("one-lease", event, number, f"lease {item.lease.token.lease_id} of the item is live")
-            else:
-                self._name("life", event, number, f"an item that is {_state_of(item)} cannot be leased")
-            return False
-        if token.fence != event.sequence_number:
-            self._name("fences", event, number, f"its fence is {token.fence}, its number {event.sequence_number}")
-        elif item.trail is not None:
-            last = item.trail.last_token
-            if last is not None and last.fence is not None and last.fence >= event.sequence_number:
-                self._name("fences", event, number, f"its fence is not above the item's last one, {last.fence}")
-        if token.attempt != item.attempt:
-            self._name("limits", event, number, f"it is attempt {token.attempt}, the item is at {item.attempt}")
-        if self.state.pauses and self._is_paused(event, item):
-            return False  # The schedule does not offer it, so it cannot be taken from there.
-        if self._gates.matter:
-            for rule, what in self._gates.objections(item):
-                self._name(rule, event, number, what)
-            self._gates.hold(item)
-        return True
-
-    def _is_paused(self, event: ev.LeaseGranted, item: Item) -> bool:
-        tenant = (item.payload.attributes or {}).get(self.state.options.tenant_attribute, "")
-        for pause in self.state.pauses.values():
-            if pause.resource_type in (None, item.payload.resource_type) and pause.tenant in (None, tenant):
-                self._name("follows", event, item.sequence_id, f"{pause.scope} is paused")
-                return True
-        return False
-
-    def _owned(self, event: ev.Heartbeat | ev.Completed | ev.Failed | ev.Released | ev.Expired) -> bool:
-        token = event.ownership
-        item = self.state.items.get(token.sequence_id)
-        if item is not None and item.lease is not None:
-            live = item.lease.token
-            if live.lease_id == token.lease_id and live.fence == token.fence:
-                if live.attempt == token.attempt:
-                    return True
-                what = f"it names attempt {token.attempt}, the live lease is attempt {live.attempt}"
-            else:
-                what = (
-                    f"lease {token.lease_id} (fence {token.fence}) is over,"
-                    f" {live.lease_id} (fence {live.fence}) is live"
-                )
-        else:
-            what = f"no lease of an item that is {_state_of(item)} is live"
-        self._name("owner", event, token.sequence_id, what)
-        return False
-
-    def _ended(self, event: ev.Completed | ev.Failed | ev.Released | ev.Expired) -> bool:
-        if not self._owned(event):
-            return False
-        if self._gates.matter:
-            self._gates.free(self.state.items[event.ownership.sequence_id])
-        return True
-
-    def _tried(self, event: ev.Failed | ev.Expired) -> bool:
-        if not self._ended(event):
-            return False
-        if event.next_attempt is not None:
-            item = self.state.items[event.ownership.sequence_id]
-            floor = 0 if item.trail is None else item.trail.attempt_floor
-            most = self.state.options.max_delivery_attempts if item.max_attempts is None else item.max_attempts
-            if event.next_attempt - floor > most:
-                what = f"attempt {event.next_attempt - floor} is to follow, {most} are allowed"
-                self._name("limits", event, item.sequence_id, what)
-            elif event.next_attempt != item.attempt + 1:
-                what = f"attempt {event.next_attempt} is to follow attempt {item.attempt}"
-                self._name("limits", event, item.sequence_id, what)
-        return True
-
-    def _expired(self, event: ev.Expired) -> bool:
-        item = self.state.items.get(event.ownership.sequence_id)
-        if not self._tried(event):
-            return False
-        assert item is not None
-        assert item.lease is not None
-        if event.timestamp < item.lease.deadline:
-            early = item.lease.deadline - event.timestamp
-            self._name("expiry", event, item.sequence_id, f"the lease had {early} ms left")
-        return True
-
     # -- ends ----------------------------------------------------------------------------------
 
     def _is(self, event: ev.Event, number: int, *states: int) -> bool:
@@ -214,49 +144,85 @@ class Watch:
         item = self.state.items.get(number)
         if item is not None and item.state in states:
             return True
-        self._name("life", event, number, f"the item is {_state_of(item)}")
+        self._name("life", event, number, f"the item is {state_of(item)}")
+        return False
+
+    def _are(self, event: ev.Event, numbers: Sequence[int], *states: int) -> bool:
+        return self._are_distinct(event, numbers) and all(self._is(event, number, *states) for number in numbers)
+
+    def _are_distinct(self, event: ev.Event, numbers: Sequence[int]) -> bool:
+        if len(set(numbers)) == len(numbers):
+            return True
+        twice = next(number for at, number in enumerate(numbers) if number in numbers[:at])
+        self._name("life", event, twice, "it names the item twice")
         return False
 
     def _dead_lettered(self, event: ev.DeadLettered) -> bool:
-        return self._is(event, event.sequence_id, READY, DELAYED)
+        if not self._is(event, event.sequence_id, READY, DELAYED):
+            return False
+        if not self._debts.is_paid_by(event, event.sequence_id):
+            self._name("together", event, event.sequence_id, "no last attempt of the item ended right before it")
+        return True
 
     def _cancelled(self, event: ev.Cancelled) -> bool:
+        """Of a leased item at once, too: by force it loses its lease, and nobody is asked before."""
+        self._debts.is_paid_by(event, event.sequence_id)
         if not self._is(event, event.sequence_id, READY, DELAYED, LEASED):
             return False
         item = self.state.items[event.sequence_id]
-        if self._gates.matter and item.lease is not None:
-            self._gates.free(item)
+        if item.lease is not None:
+            self._leases.lost(item)
         return True
 
     def _drained(self, event: ev.DrainSnapshot) -> bool:
-        return all(self._is(event, number, READY, DELAYED) for number in event.sequence_ids)
+        return self._are(event, event.sequence_ids, READY, DELAYED)
 
     def _redriven(self, event: ev.Redriven) -> bool:
-        if not all(self._is(event, number, DEAD) for number in event.sequence_ids):
+        if not self._are(event, event.sequence_ids, DEAD):
             return False
         self._check_room(event, len(event.sequence_ids))
         return True
 
     def _purged(self, event: ev.Purged) -> bool:
-        return all(self._is(event, number, DEAD) for number in event.sequence_ids or ())
+        return self._are(event, event.sequence_ids or (), DEAD)
 
     def _edited(self, event: ev.DeadLetterEdited) -> bool:
         return self._is(event, event.sequence_id, DEAD)
 
     def _cancel_requested(self, event: ev.CancelRequested) -> bool:
-        return self._is(event, event.sequence_id, LEASED)
+        if not self._is(event, event.sequence_id, LEASED):
+            return False
+        if is_cancelled(self.state.items[event.sequence_id]):
+            self._name("follows", event, event.sequence_id, "its cancellation was requested before")
+        return True
 
     # -- the shard -----------------------------------------------------------------------------
 
     def _options(self, event: ev.OptionsChanged) -> bool:
-        self._gates = Gates(event.options, self.state.leased)
+        self._leases.judge_by(event.options)
         self._tight = True
         return True
 
+    def _resumed(self, event: ev.Resumed) -> bool:
+        scope = scope_name(event.resource_type, event.tenant)
+        if scope not in self.state.pauses:
+            self._name("follows", event, None, f"{scope} is not paused")
+            return False
+        return True
+
     def _started(self, event: ev.GenerationStarted) -> bool:
-        if event.generation <= self.state.generation:
-            what = f"generation {event.generation} follows generation {self.state.generation}"
+        state = self.state
+        if event.generation <= state.generation:
+            what = f"generation {event.generation} follows generation {state.generation}"
             self._name("fences", event, None, what)
+        following = state.next_sequence_id
+        if event.next_sequence_id not in (following, following + GENERATION_JUMP):
+            what = f"the next item is to be {event.next_sequence_id}, it would be {following} or {GENERATION_JUMP} more"
+            self._name("life", event, None, what)
+        if event.next_sequence_id < following:
+            # Applied, it would give out numbers again that items have.
+            state.generation = event.generation
+            return False
         return True
 
     def _elected(self, event: ev.LeaderElected) -> bool:
@@ -264,6 +230,13 @@ class Watch:
             self._name("fences", event, None, f"epoch {event.epoch} follows epoch {self._epoch}")
         self._epoch = max(self._epoch, event.epoch)
         return True
+
+    def end_commit(self, *, whole: bool) -> None:
+        """The events of a frame are over, and with them those of every command; or of a part of it that is audited."""
+        if whole:
+            self._debts.settle()
+        else:
+            self._debts.forget()
 
     def check_depth(self, sequence: int, pending: int | None, active: int | None) -> None:
         """Compare what a frame says about the depth behind it."""
@@ -296,7 +269,3 @@ class Watch:
         if item.state == DELAYED and (item.not_before or 0) + _OVERDUE_MS < now_ms:
             return f"its delay ended {now_ms - (item.not_before or 0)} ms before the end, and it never became ready"
         return None
-
-
-def _state_of(item: Item | None) -> str:
-    return "not there" if item is None else STATE_NAMES[item.state]

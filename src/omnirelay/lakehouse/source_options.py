@@ -4,7 +4,8 @@ address                where the segments are: a path, file://, s3://, gs://, az
 store.NAME             an option of that store: store.endpoint, store.region, …
 url                    a node, for what is not in segments yet
 shards                 only these, separated by commas (default: all that are found)
-types                  only events of these types, separated by commas
+types                  only events of these types, separated by commas; those that this version knows. Events that a
+                       newer node wrote are chosen with where("event_type = …"), which costs the same
 after, upTo            {"shard": sequence}: only events behind, up to these; `after` may be `earliest`, and of a stream
                        `latest`
 maxEventsPerTrigger    most events of one batch of a stream
@@ -14,19 +15,19 @@ failOnDataLoss         whether events that were dropped before they were read ar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
+from omnirelay.core.events import EVENT_NUMBERS
 from omnirelay.errors import InvalidArgument
 
 _PREFIX: Final = "store."
-_KNOWN: Final = frozenset(
-    {
-        *("address", "path", "url", "shards", "types", "after", "upto", "maxeventspertrigger", "failondataloss"),
-    }
-)
-"""In small letters: that is how Spark compares them."""
+_NAMES: Final = ("address", "url", "shards", "types", "after", "upTo", "maxEventsPerTrigger", "failOnDataLoss")
+_KNOWN: Final = frozenset({"path", *(name.lower() for name in _NAMES)})
+"""In small letters: that is how Spark compares them. `path` is what `load(…)` is given."""
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,14 +54,16 @@ def read_options(options: Mapping[str, str]) -> SourceOptions:
     store = {name.removeprefix(_PREFIX): given.pop(name) for name in list(given) if name.startswith(_PREFIX)}
     unknown = sorted(set(given) - _KNOWN)
     if unknown:
-        raise _wrong(unknown[0], f"is no option of omnirelay; there are {', '.join(sorted(_KNOWN))} and {_PREFIX}NAME")
+        raise _wrong(unknown[0], f"is no option of omnirelay; there are {', '.join(_NAMES)} and {_PREFIX}NAME")
+    if "" in store:
+        raise _wrong(_PREFIX, "must name an option of the store, as store.region does")
     address = given.get("address") or given.get("path")
     if given.get("path") and address != given["path"]:
         raise _wrong("address", f"is {address!r}, and load(…) was given {given['path']!r}; say one of them")
     url = given.get("url")
     if not address and not url:
         raise _wrong("address", "or url is required: where the segments are, or a node")
-    if url and not url.startswith(("http://", "https://")):
+    if url and not is_node_address(url):
         raise _wrong("url", f"must be an address such as http://127.0.0.1:7070, got {url!r}")
     after = given.get("after", "earliest")
     return SourceOptions(
@@ -68,7 +71,7 @@ def read_options(options: Mapping[str, str]) -> SourceOptions:
         store=store,
         url=url.rstrip("/") if url else None,
         shards=_names(given, "shards"),
-        types=None if "types" not in given else frozenset(_names(given, "types") or ()),
+        types=_types(given),
         after={} if after in ("earliest", "latest") else _sequences("after", after),
         from_latest=after == "latest",
         up_to=_sequences("upTo", given["upto"]) if "upto" in given else {},
@@ -86,13 +89,39 @@ def _names(given: Mapping[str, str], name: str) -> tuple[str, ...] | None:
     return names
 
 
+def _types(given: Mapping[str, str]) -> frozenset[str] | None:
+    """Raises for a type that this version does not know: a misspelt one would choose nothing, and nobody be told."""
+    names = _names(given, "types")
+    if names is None:
+        return None
+    for name in names:
+        if name not in EVENT_NUMBERS:
+            close = get_close_matches(name, EVENT_NUMBERS, 1)
+            meant = f" (is it {close[0]}?)" if close else ""
+            raise _wrong(
+                "types",
+                f"names {name!r}{meant}, which this version does not know; there are {', '.join(EVENT_NUMBERS)}. What a"
+                f" newer node wrote is chosen with where(\"event_type = '{name}'\")",
+            )
+    return frozenset(names)
+
+
+def is_node_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False  # Brackets that do not match, or a port that is none.
+
+
 def _sequences(name: str, text: str) -> dict[str, int]:
     try:
         found = msgspec.json.decode(text, type=dict[str, int])
     except msgspec.DecodeError:
         found = {"": -1}
     if any(sequence < 0 for sequence in found.values()):
-        raise _wrong(name, f'must be JSON such as {{"orders": 12000}}, with sequences from 0, got {text!r}')
+        words = "earliest, latest, or " if name == "after" else ""
+        raise _wrong(name, f'must be {words}JSON such as {{"orders": 12000}}, with sequences from 0, got {text!r}')
     return found
 
 

@@ -44,6 +44,8 @@ class Extent(msgspec.Struct, frozen=True):
     sealed: ShardSegments | None
     live_last: int | None
     """The last event at the node; None when no node is asked, or it does not have the shard."""
+    log_id: str | None = None
+    """None when nobody tells: older nodes do not."""
 
     @property
     def last(self) -> int:
@@ -68,7 +70,12 @@ def extents(
     check_named("option shards", wanted, there)
     for name in sorted(wanted & sealed.keys() & live.keys()):
         _check_history(options, sealed[name], live[name])
-    return {name: Extent(name, sealed.get(name), live[name].last if name in live else None) for name in sorted(wanted)}
+    return {name: _extent(name, sealed.get(name), live.get(name)) for name in sorted(wanted)}
+
+
+def _extent(name: str, sealed: ShardSegments | None, live: Live | None) -> Extent:
+    told = None if live is None else live.log_id
+    return Extent(name, sealed, None if live is None else live.last, told if sealed is None else sealed.log_id)
 
 
 def _check_history(options: SourceOptions, sealed: ShardSegments, live: Live) -> None:
@@ -145,7 +152,7 @@ def pieces_between(
             pieces.append(Piece(extent.shard, max(first, entry.first), min(last, entry.last), entry, log_id))
     tail_first = max(first, (0 if extent.sealed is None else extent.sealed.last) + 1)
     if extent.live_last is not None and tail_first <= last:
-        pieces.append(Piece(extent.shard, tail_first, last))
+        pieces.append(Piece(extent.shard, tail_first, last, log_id=extent.log_id or ""))
     return pieces
 
 
@@ -165,7 +172,7 @@ def read_piece(options: SourceOptions, piece: Piece, wanted: Wanted) -> Iterator
 def _batches(options: SourceOptions, piece: Piece, types: frozenset[str] | None) -> Iterator[pa.RecordBatch]:
     if piece.entry is None:
         assert options.url is not None
-        yield from tail_batches(options.url, piece.shard, piece.first, piece.last, types)
+        yield from tail_batches(options.url, piece.shard, piece.first, piece.last, types, log_id=piece.log_id or None)
         return
     assert options.address is not None
     try:

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from omnirelay.lakehouse.source_offsets import Offset, log_ids_of
 from omnirelay.lakehouse.source_options import SourceOptions
 from omnirelay.lakehouse.source_pieces import Extent
 from omnirelay.lakehouse.source_stream_base import StreamReader
@@ -28,22 +29,23 @@ class LogStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self.options.max_events is None else ReadMaxRows(self.options.max_events)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self.target = self._ends()
+        self.target = self._ends().sequences
 
-    def reportLatestOffset(self) -> dict[str, int]:
-        return self._ends()
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return self._ends().stored()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:
-        found = self._found(start)
-        self._miss(start, found)
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begun = Offset.read(start)
+        found = self._found(begun.sequences)
+        self._miss(begun, found)
         ends = self._ends_of(found)
         if self.target is not None:
             ends = {shard: min(end, self.target.get(shard, 0)) for shard, end in ends.items()}
-        # A shard never goes back, also when it is not to be seen any more.
-        ends = {**start, **{shard: max(end, start.get(shard, 0)) for shard, end in ends.items()}}
+        reached = begun.moved_to(ends, log_ids_of(found))
         if isinstance(limit, ReadMaxRows):
-            ends = self._limited(found, start, ends, limit.max_rows)
-        return {shard: end for shard, end in ends.items() if end}
+            limited = self._limited(found, begun.sequences, reached.sequences, limit.max_rows)
+            reached = Offset(limited, reached.log_ids)
+        return reached.stored()
 
     def _limited(
         self, found: Mapping[str, Extent], start: Mapping[str, int], ends: Mapping[str, int], most: int

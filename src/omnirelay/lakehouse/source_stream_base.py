@@ -1,8 +1,8 @@
 """What every stream of the log does, and the stream for Sparks before 4.2, which let a source set no limit.
 
-An offset is {shard: the last event that was read}. A batch that Spark repeats after a crash is planned from the same
-two offsets and gives the same events: nothing in a log changes. `commit` does nothing: Spark calls it too late to rely
-on, so nothing is ever trimmed because of it.
+An offset says of each shard the last event that was read, and of which log (`source_offsets`). A batch that Spark
+repeats after a crash is planned from the same two offsets and gives the same events: nothing in a log changes. `commit`
+does nothing: Spark calls it too late to rely on, so nothing is ever trimmed because of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from omnirelay.errors import InvalidArgument, LogRegressed
 from omnirelay.lakehouse.shards import check_named
 from omnirelay.lakehouse.source import PiecePartition
 from omnirelay.lakehouse.source_filters import Wanted
+from omnirelay.lakehouse.source_offsets import Offset, log_ids_of
 from omnirelay.lakehouse.source_options import SourceOptions
 from omnirelay.lakehouse.source_pieces import Extent, check_shards, extents, pieces_between, read_piece
 
@@ -29,23 +30,24 @@ class StreamReader(DataSourceStreamReader):
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
 
-    def initialOffset(self) -> dict[str, int]:
-        if self.options.from_latest:
-            return self._ends()
-        return dict(self.options.after)
+    def initialOffset(self) -> dict[str, Any]:
+        return (self._ends() if self.options.from_latest else Offset(self.options.after)).stored()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        moved = [shard for shard in end if end[shard] > start.get(shard, 0)]
+        begun, ends = Offset.read(start), Offset.read(end)
+        moved = [shard for shard, sequence in ends.sequences.items() if sequence > begun.sequences.get(shard, 0)]
         if not moved:
             return []
-        found = extents(self.options, start, moved)
+        found = extents(self.options, begun.sequences, moved)
+        begun.check_logs(found)
+        ends.check_logs(found)
         return [
             PiecePartition(piece)
             for shard, extent in found.items()
             for piece in pieces_between(
                 extent,
-                start.get(shard, 0),
-                end[shard],
+                begun.sequences.get(shard, 0),
+                ends.sequences[shard],
                 Wanted(),
                 fail_on_data_loss=self.options.fail_on_data_loss,
             )
@@ -60,13 +62,15 @@ class StreamReader(DataSourceStreamReader):
         check_shards(self.options, found)
         return found
 
-    def _miss(self, known: Mapping[str, int], found: Mapping[str, Extent]) -> None:
-        """Raises NotFound for a shard that was read before and is not there any more, and LogRegressed for one that
-        ends before what was read of it, unless told to go on. Waiting until its numbers get there would leave out what
-        it has: it is another log, or one that lost its end.
+    def _miss(self, begun: Offset, found: Mapping[str, Extent]) -> None:
+        """Raises FailedPrecondition for a shard that has another log than the one that was read. Raises NotFound for
+        one that is not there any more, and LogRegressed for one that ends before what was read of it, unless told to go
+        on. Waiting until its numbers get there would leave out what it has: it is another log, or lost its end.
         """
+        begun.check_logs(found)
         if not self.options.fail_on_data_loss:
             return
+        known = begun.sequences
         chosen = known if self.options.shards is None else set(known).intersection(self.options.shards)
         check_named("the checkpoint", chosen, found, "; option failOnDataLoss=false goes on without it")
         for shard, extent in found.items():
@@ -79,8 +83,9 @@ class StreamReader(DataSourceStreamReader):
                     sequence=extent.last,
                 )
 
-    def _ends(self) -> dict[str, int]:
-        return {shard: end for shard, end in self._ends_of(self._found(None)).items() if end}
+    def _ends(self) -> Offset:
+        found = self._found(None)
+        return Offset(self._ends_of(found), log_ids_of(found))
 
     def _ends_of(self, found: Mapping[str, Extent]) -> dict[str, int]:
         return {shard: self.options.end_of(shard, extent.last) for shard, extent in found.items()}
@@ -96,21 +101,21 @@ class UnlimitedLogStreamReader(StreamReader):
                 field="maxEventsPerTrigger",
             )
         super().__init__(options)
-        self.reached: dict[str, int] = {}
+        self.reached = Offset({})
 
-    def initialOffset(self) -> dict[str, int]:
-        self.reached = super().initialOffset()
-        return dict(self.reached)
+    def initialOffset(self) -> dict[str, Any]:
+        stored = super().initialOffset()
+        self.reached = Offset.read(stored)
+        return stored
 
-    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # As it was before 4.2.
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # As it was before 4.2.
         found = self._found(None)
         self._miss(self.reached, found)
-        ends = {shard: end for shard, end in self._ends_of(found).items() if end}
-        # A shard never goes back, also when it is not to be seen any more.
-        self.reached |= {shard: max(end, self.reached.get(shard, 0)) for shard, end in ends.items()}
-        return dict(self.reached)
+        self.reached = self.reached.moved_to(self._ends_of(found), log_ids_of(found))
+        return self.reached.stored()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         # A stream that goes on from a checkpoint is not asked where it begins.
-        self.reached = {**start, **end, **self.reached}
+        for each in (Offset.read(end), Offset.read(start)):
+            self.reached = Offset(each.sequences | self.reached.sequences, each.log_ids | self.reached.log_ids)
         return super().partitions(start, end)

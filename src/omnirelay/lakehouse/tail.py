@@ -94,16 +94,23 @@ def first_behind(url: str, shard: str, after: int) -> int | None:
 
 
 def tail_batches(
-    url: str, shard: str, first: int, last: int, types: frozenset[str] | None = None
+    url: str,
+    shard: str,
+    first: int,
+    last: int,
+    types: frozenset[str] | None = None,
+    *,
+    log_id: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Events from `first` to `last`, all of them. Raises OutOfRange when the node does not reach `last`, or no longer
-    `first`, and Unavailable when it stops on the way: Spark tries the task again.
+    """Events from `first` to `last`, all of them. Raises OutOfRange when the node does not reach `last`, no longer
+    `first`, or has another log than `log_id`, and Unavailable when it stops on the way: Spark tries the task again.
     """
     from omnirelay.segments.arrow import to_arrow
 
     live = live_shards(url, [shard]).get(shard)
     reached = None if live is None else live.last
-    if reached is None or reached < last:
+    is_another = live is not None and None not in (log_id, live.log_id) and live.log_id != log_id
+    if reached is None or reached < last or is_another:
         raise OutOfRange(
             f"{_node(url)} has {shard!r} up to event {reached}, {last} was there before: is it another node?",
             shard=shard,

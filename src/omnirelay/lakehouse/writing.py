@@ -28,6 +28,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from omnirelay.client.client import ItemSpec
 from omnirelay.client.sync import SyncClient
 from omnirelay.errors import InvalidArgument
+from omnirelay.lakehouse.source_options import is_node_address
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +49,8 @@ COLUMNS: Final[Mapping[str, str]] = {
 }
 """Columns that become part of an item, with the types they may have."""
 
-_OPTIONS: Final = frozenset({"url", "namespace", "key", "keyscope", "resourcetype", "timeoutms", "path"})
+_NAMES: Final = ("url", "namespace", "key", "keyScope", "resourceType", "timeoutMs")
+_OPTIONS: Final = frozenset(name.lower() for name in _NAMES)
 _TIMEOUT_MS: Final = 60_000
 
 
@@ -76,11 +78,16 @@ def read_write_options(options: Mapping[str, str], schema: StructType, overwrite
     given = {name.lower(): value for name, value in options.items()}
     # Spark adds options of its own to a stream.
     unknown = sorted(set(given) - _OPTIONS - {"checkpointlocation", "queryname"})
+    if "path" in unknown:
+        raise _wrong("path", f"is {given['path']!r}, and a queue is at no path: leave save(…) empty, and say url")
     if unknown:
-        raise _wrong(unknown[0], f"is no option of writing; there are {', '.join(sorted(_OPTIONS - {'path'}))}")
+        raise _wrong(unknown[0], f"is no option of writing; there are {', '.join(_NAMES)}")
     url = given.get("url", "")
-    if not url.startswith(("http://", "https://")):
+    if not is_node_address(url):
         raise _wrong("url", f"must be the address of a node, such as http://127.0.0.1:7070, got {url!r}")
+    for name in ("namespace", "resourceType"):
+        if not given.get(name.lower(), name).strip():
+            raise _wrong(name, "must not be blank")
     key = tuple(each.strip() for each in given.get("key", "").split(",") if each.strip())
     if not key:
         raise _wrong("key", "is required: the columns that tell rows apart")
