@@ -83,6 +83,7 @@ def test_overlapping_causes_count_once_and_an_open_one_reaches_to_the_end_of_the
         leases(spark, ("ada", "a", "completed"), ("ada", "a", "expired"), ("ada", "a", None)),
         spark.createDataFrame(times, BACKPRESSURE.ddl),
         SPAN,
+        None,
     )
     first, second, third = rows.orderBy("window_start").collect()
     assert [round(row.backpressure_share, 6) for row in (first, second, third)] == [0.8, 0.4, 0.0]

@@ -20,6 +20,7 @@ from omnirelay.lakehouse import pipeline as pipelines
 from omnirelay.lakehouse.formats import TableOvertaken, overtaken
 from omnirelay.lakehouse.pipeline import Pipeline, Summary
 from omnirelay.lakehouse.progress import End, Progress
+from omnirelay.lakehouse.sizing import Suited
 from omnirelay.lakehouse.steps import Steps
 from omnirelay.lakehouse.tables import EVENTS, GOLD, LEASES, SILVER, Table
 from tests.property.strategies import profile
@@ -117,6 +118,7 @@ class Places:
     def __init__(self, warehouse: Warehouse, turns: Turns) -> None:
         self.warehouse = warehouse
         self.turns = turns
+        self.at_once = 1
         self.spark = self
         self.conf = Settings()
         self._bases: dict[Table, Progress] = {}
@@ -142,8 +144,8 @@ class Places:
 class Told(Steps):
     """Steps that read where the tables are instead of their rows."""
 
-    def __init__(self, tables: Any, *, few: bool = False) -> None:
-        super().__init__(tables, few=few)
+    def __init__(self, tables: Any, suited: Suited) -> None:
+        super().__init__(tables, suited)
         self._places: Places = tables
         tables.turns.pause(AIM)
         self._of.update({table: partial(self._fold, table) for table in MADE})

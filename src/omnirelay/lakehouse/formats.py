@@ -21,14 +21,19 @@ if TYPE_CHECKING:
 FormatName: TypeAlias = Literal["delta", "parquet", "iceberg"]
 FORMATS: Final[tuple[FormatName, ...]] = get_args(FormatName)
 
+AT_ONCE: Final = 3
+"""Tables that are changed at the same time where nothing speaks against it: more of them do not make two processors
+quicker, and each has rows in memory.
+"""
 EVERYTHING: Final = "true"
 """The condition that every row of a table meets."""
 
 
 class TableStore(Protocol):
-    """The tables of one warehouse. Not for several threads at once."""
+    """The tables of one warehouse. Threads may change different tables at once, as many as `at_once` says."""
 
     warehouse: str
+    at_once: int
     spark: SparkSession
     """The session of its own, in which all that is committed has to be computed."""
 

@@ -14,22 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from omnirelay.errors import DataLoss, Unimplemented
-from omnirelay.lakehouse.formats import EVERYTHING, overtaken, own_session, place_of
+from omnirelay.lakehouse.formats import AT_ONCE, EVERYTHING, overtaken, own_session, place_of
 from omnirelay.lakehouse.progress import NOTHING, Progress, commit_number, decode_progress, encode_progress
 from omnirelay.lakehouse.tables import EVENTS, Table
 
-_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
-_APP: Final = "spark.databricks.delta.write.txnAppId"
-_NUMBER: Final = "spark.databricks.delta.write.txnVersion"
 _ONLY: Final = 1
 _REMEMBERED: Final = "interval 1 days"
 """How long Delta remembers transactions. No change takes that long from its beginning to its commit."""
-_SOURCE: Final = "omnirelay_rows_to_merge"
 _UNCHECKED: Final = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 _WRITERS: Final = "spark.sql.maxConcurrentOutputFileWriters"
 _WRITERS_MAX: Final = "4"
@@ -42,15 +39,27 @@ _LOOK_BACK: Final = 1_000
 """Commits that are looked through for the last of ours; between two of ours there is only upkeep."""
 
 
+_SMALL_BYTES: Final = 1_000_000
+"""Up to this size a table is written whole, where rows that may change are not in files of their own."""
+
+
+class _Size(msgspec.Struct):
+    bytes: int = msgspec.field(name="tableSizeBytes")
+
+
+_decode_size = msgspec.json.Decoder(_Size).decode
+
+
 class DeltaTables:
     """Path tables below a warehouse: LAYER/NAME. The catalogue knows nothing of them."""
 
     def __init__(self, spark: SparkSession, warehouse: str) -> None:
         # Settings of a session hold for its commits: no other work may run in it.
         self.spark = own_session(spark)
-        # Columns may be added. A MERGE takes them over only with this.
-        self.spark.conf.set("spark.databricks.delta.schema.autoMerge.enabled", "true")
+        # New rows need not meet the condition of what they replace: that is about the rows that were.
+        self.spark.conf.set(_UNCHECKED, "false")
         self.spark.conf.set(_WRITERS, _WRITERS_MAX)
+        self.at_once = AT_ONCE
         self.warehouse = place_of(warehouse)
         self._bases: dict[Table, Progress] = {}
         """What the next change of a table begins from."""
@@ -131,48 +140,26 @@ class DeltaTables:
         self.append(table, self.spark.createDataFrame([], table.ddl), progress)
 
     def merge(self, table: Table, rows: DataFrame, progress: Progress, *, only: str | None = None) -> None:
+        """Take out all rows that may be replaced, and put them back with the new ones in place of some.
+
+        Where those that may are few, they are in files of their own, so that little is written again. MERGE would put
+        rows that are done with into one file with those that are not, and write them all again the next time. It also
+        takes its progress from settings of the session, where tables that are changed at once would meet.
+        """
         if not self.exists(table):
             self.append(table, rows, progress)
             return
-        if table.open is not None and only is not None:
-            self._exchange(table, rows, progress, _bare(only))
-            return
-        same = " AND ".join(f"t.`{key}` <=> s.`{key}`" for key in table.keys)
-        condition = same if only is None else f"{same} AND ({only})"
-        with self._committing(table, progress) as app:
-            self.spark.conf.set(_METADATA, encode_progress(progress))
-            self.spark.conf.set(_APP, app)
-            self.spark.conf.set(_NUMBER, str(_ONLY))
-            try:
-                rows.createOrReplaceTempView(_SOURCE)
-                self.spark.sql(
-                    f"MERGE INTO {self._name(table)} AS t USING {_SOURCE} AS s ON {condition}"
-                    " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
-                )
-            finally:
-                self.spark.catalog.dropTempView(_SOURCE)
-                for name in (_METADATA, _APP, _NUMBER):
-                    self.spark.conf.unset(name)
-
-    def _exchange(self, table: Table, rows: DataFrame, progress: Progress, where: str) -> None:
-        """Take out all rows that may be replaced, and put them back with the new ones in place of some.
-
-        Those that may are few and in files of their own, so that little is written again. MERGE would put rows that are
-        done with into one file with those that are not, and write them all again the next time.
-        """
-        known = self.read(table).where(where)
-        both = rows.withColumn("newer", F.lit(1)).unionByName(
-            known.withColumn("newer", F.lit(0)), allowMissingColumns=True
-        )
-        newest = F.max("newer").over(Window.partitionBy(*reversed(table.keys)))
-        rows = both.withColumn("newest", newest).where("newer = newest").drop("newer", "newest")
-        with self._committing(table, progress) as app:
-            # New rows need not meet the condition: it is about those that were.
-            self.spark.conf.set(_UNCHECKED, "false")
-            try:
-                self._write(table, rows, progress, app, mode="overwrite", where=where)
-            finally:
-                self.spark.conf.unset(_UNCHECKED)
+        where = EVERYTHING if only is None or self._is_small(table) else _bare(only)
+        known = self.read(table) if where == EVERYTHING else self.read(table).where(where)
+        of_key = Window.partitionBy(*reversed(table.keys))
+        mine = known.withColumn("newer", F.lit(0))
+        if only is not None and where == EVERYTHING:
+            # Rows that may not be replaced stay, whatever their keys.
+            mine = known.withColumn("newer", F.when(F.expr(_bare(only)), 0))
+        both = rows.withColumn("newer", F.lit(1)).unionByName(mine, allowMissingColumns=True)
+        newest = F.max("newer").over(of_key)
+        chosen = both.withColumn("newest", newest).where("newer IS NULL OR newer = newest").drop("newer", "newest")
+        self._overwrite(table, chosen, progress, where)
 
     def _apart(self, table: Table, rows: DataFrame) -> DataFrame:
         """Rows that may still change in files of their own."""
@@ -186,8 +173,27 @@ class DeltaTables:
         if not self.exists(table):
             self.append(table, rows, progress)
             return
+        if where != EVERYTHING and self._is_small(table):
+            others = self.read(table).where(f"NOT coalesce(({where}), false)")
+            rows, where = rows.unionByName(others, allowMissingColumns=True), EVERYTHING
+        self._overwrite(table, rows, progress, where)
+
+    def _overwrite(self, table: Table, rows: DataFrame, progress: Progress, where: str) -> None:
         with self._committing(table, progress) as app:
             self._write(table, rows, progress, app, mode="overwrite", where=None if where == EVERYTHING else where)
+
+    def _is_small(self, table: Table) -> bool:
+        """Whether writing the whole table anew takes less than finding the files to be changed.
+
+        Delta runs four queries for that. It tells the size of a table beside each commit, unless that was cut off.
+        """
+        if table.open is not None or (log := self._local_log(table)) is None:
+            return False
+        try:
+            told = _decode_size((log / f"{self.version(table):020d}.crc").read_bytes())
+        except (FileNotFoundError, msgspec.DecodeError):
+            return False
+        return told.bytes <= _SMALL_BYTES
 
     def _write(
         self, table: Table, rows: DataFrame, progress: Progress, app: str, *, mode: str, where: str | None = None

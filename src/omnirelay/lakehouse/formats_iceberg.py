@@ -45,7 +45,8 @@ class IcebergTables:
         if not hasattr(spark, "_jsparkSession"):
             raise Unimplemented("tables in Iceberg are not written through Spark Connect; use delta there")
         self.warehouse = _place(warehouse)
-        # Settings of a session hold for its commits: no other work may run in it.
+        # Settings of a session hold for its commits: no other work may run in it, nor two commits at once.
+        self.at_once = 1
         self.spark = own_session(spark)
         settings = {
             "": "org.apache.iceberg.spark.SparkCatalog",

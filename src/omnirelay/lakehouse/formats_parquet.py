@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from omnirelay.errors import DataLoss, InvalidArgument
-from omnirelay.lakehouse.formats import overtaken, own_session, place_of
+from omnirelay.lakehouse.formats import AT_ONCE, overtaken, own_session, place_of
 from omnirelay.lakehouse.progress import NOTHING, Progress, decode_progress, encode_progress
 from omnirelay.lakehouse.segment_files import as_it_is
 from omnirelay.lakehouse.tables import Table
@@ -56,6 +56,7 @@ class ParquetTables:
         self.spark = own_session(spark)
         # A shard may be called 007.
         self.spark.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
+        self.at_once = AT_ONCE
         self.warehouse = place
         self._bases: dict[Table, int] = {}
         """Commits that the progress was read of: what the next change of a table begins from."""

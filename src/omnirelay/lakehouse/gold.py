@@ -31,11 +31,13 @@ def lineage(changed: DataFrame) -> DataFrame:
     return in_shape(rows, LINEAGE)
 
 
-def resource_health(leases: DataFrame, changed: DataFrame | None) -> DataFrame:
-    """How the resources of changed leases are, None for all of them; `leases` are all."""
+def resource_health(leases: DataFrame, changed: DataFrame | None, *, few: bool = False) -> DataFrame:
+    """How the resources of changed leases are, None for all of them; `leases` are all. `few` of them have changed."""
     mine = leases.where("resource_type IS NOT NULL")
     if changed is not None:
         touched = changed.select(*_RESOURCE).where("resource_type IS NOT NULL").distinct()
+        if few:
+            touched = F.broadcast(touched)  # Or all leases would be sorted for it.
         mine = mine.join(touched, on=list(_RESOURCE), how="left_semi")
     ended = F.col("outcome").isNotNull()
 

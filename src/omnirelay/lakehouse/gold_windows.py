@@ -18,6 +18,18 @@ from omnirelay.lakehouse.tables import DAILY, SLO
 
 WINDOW_MS: Final = 300_000
 DAY_MS: Final = 86_400_000
+OF_LEASES: Final = (
+    "shard",
+    "owner",
+    "resource_type",
+    "resource_id",
+    "granted_at",
+    "ended_at",
+    "outcome",
+    "wait_ms",
+    "work_ms",
+)
+"""What gold by time looks at of a lease."""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -57,6 +69,11 @@ def within(spans: Sequence[Span], column: str, width_ms: int) -> str:
     return " OR ".join(span.condition(column, width_ms) for span in spans) or "false"
 
 
+def granted_or_ended(spans: Sequence[Span]) -> str:
+    """That a lease was granted or ended on a day that is touched."""
+    return " OR ".join(within(spans, column, DAY_MS) for column in ("granted_at", "ended_at"))
+
+
 def within_dates(spans: Sequence[Span]) -> str:
     """The same for a column `date`; text of a form that a replaced part of a table may be told by."""
     parts = []
@@ -78,21 +95,24 @@ def _percentiles(column: str, name: str, *shares: int) -> list[Column]:
 # -- slo ---------------------------------------------------------------------------------------
 
 
-def slo(events: DataFrame, leases: DataFrame, closed: DataFrame, spans: Sequence[Span]) -> DataFrame:
-    """Windows of five minutes; `closed` are the times of closed intake.
+def slo(
+    events: DataFrame, leases: DataFrame, closed: DataFrame, spans: Sequence[Span], known: DataFrame | None
+) -> DataFrame:
+    """Windows of five minutes. `events` are the new ones only: what older ones counted is in `known`, the table as it
+    is; `closed` are the times of closed intake.
 
     What happened is counted first, as there are many events; the rest is put beside it and grouped once, not joined.
     """
     keys = ["shard", "window_start"]
-    happened = (
-        events.where(within(spans, "timestamp", WINDOW_MS))
-        .groupBy("shard", window_of("timestamp").alias("window_start"))
-        .agg(
-            F.count("*").alias("events"),
-            F.count(F.when(F.col("event_type") == "Enqueue", 1)).alias("enqueued"),
-            F.max(F.unix_millis("frame_time") - F.unix_millis("timestamp")).alias("commit_lag_max_ms"),
-        )
+    lag = "commit_lag_max_ms"
+    happened = events.groupBy("shard", window_of("timestamp").alias("window_start")).agg(
+        F.count("*").alias("events"),
+        F.count(F.when(F.col("event_type") == "Enqueue", 1)).alias("enqueued"),
+        F.max(F.unix_millis("frame_time") - F.unix_millis("timestamp")).alias(lag),
     )
+    if known is not None:
+        counted = known.where(within(spans, "window_start", WINDOW_MS)).select(*keys, "events", "enqueued", lag)
+        happened = happened.unionByName(counted)
     granted = leases.where(within(spans, "granted_at", WINDOW_MS)).select(
         "shard", window_of("granted_at").alias("window_start"), F.lit(1).alias("grant"), "wait_ms"
     )
@@ -106,7 +126,8 @@ def slo(events: DataFrame, leases: DataFrame, closed: DataFrame, spans: Sequence
     for more in (granted, ended, _closed_parts(closed, spans)):
         rows = rows.unionByName(more, allowMissingColumns=True)
     grouped = rows.groupBy(*keys).agg(
-        *(F.max(name).alias(name) for name in ("events", "enqueued", "commit_lag_max_ms")),
+        *(F.sum(name).alias(name) for name in ("events", "enqueued")),
+        F.max(lag).alias(lag),
         F.count("grant").alias("granted"),
         *_percentiles("wait_ms", "wait", 50, 95, 99),
         F.count("ran_out").alias("ended"),

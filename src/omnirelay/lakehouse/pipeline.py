@@ -1,7 +1,11 @@
-"""The pipeline: from segments to bronze, silver and gold, each table one commit at a time.
+"""The pipeline: from segments to bronze, silver and gold, each table in one commit.
 
-    segments ──▶ bronze.events ──▶ leases ──▶ items ──▶ peers ──▶ backpressure ──▶ gold …
-                       ▲               every table says in its commits how far it has come
+    segments ──▶ bronze.events ──▶ leases ─┬─▶ items
+                                           ├─▶ peers            those behind leases a few at a time,
+                                           ├─▶ backpressure ──▶ slo          in any order but this
+                                           └─▶ lineage, resource_health, anomalies, daily
+
+Every table says in its commits how far it has come.
 
 It may be killed anywhere. Every step brings one table to a target, and the target of a run that was cut off is where
 its first table, `leases`, already is. The next run first brings the others there, each from where it is itself, and
@@ -31,13 +35,17 @@ from omnirelay.lakehouse.bronze_source import Refused, ShardPlan, find_new
 from omnirelay.lakehouse.errors import NothingToRebuild
 from omnirelay.lakehouse.formats import open_tables, overtaken
 from omnirelay.lakehouse.progress import NOTHING, Progress, commit_number, events_between, events_in, within
+from omnirelay.lakehouse.side_by_side import do_side_by_side
 from omnirelay.lakehouse.sizing import FEW_EVENTS, Sizing
 from omnirelay.lakehouse.steps import Steps
-from omnirelay.lakehouse.tables import EVENTS, GOLD, LEASES, SILVER, TABLES, Table
+from omnirelay.lakehouse.tables import BACKPRESSURE, EVENTS, GOLD, LEASES, SILVER, SLO, TABLES, Table
 from omnirelay.lakehouse.waiting import waited
 
 _FOLLOWING: Final = tuple(table for table in (*SILVER, *GOLD) if table is not LEASES)
-"""The tables that are brought to where leases are."""
+"""The tables that are brought to where leases are. Each is made of leases, of bronze and of itself as it was; only slo
+is made of another, too.
+"""
+_BEHIND: Final = {SLO: (BACKPRESSURE,)}
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -89,15 +97,18 @@ class Pipeline:
         failpoint: Callable[[str], None] = _go_on,
         stopping: Callable[[], bool] | None = None,
         few_events: int = FEW_EVENTS,
+        at_once: int | None = None,
         gone: Collection[str] = (),
     ) -> None:
         """`report(step, seconds)` is called when a step begins (None) and ends; `failpoint(name)` after each commit.
 
         `stopping` is asked before each step whether to end here. The next run goes on where this one stopped.
-        Up to `few_events` in the tables they are read and written whole. Shards that are `gone` are not missed when
-        the source has no segments of them any more.
+        Up to `few_events` in the tables they are read and written whole. So many tables are changed `at_once`, each by
+        a thread of its own, which calls these functions, too; as many as the format allows when it is left out, and
+        never more. Shards that are `gone` are not missed when the source has no segments of them any more.
         """
         self.tables = open_tables(spark, warehouse, kind)
+        self._at_once = min(at_once or self.tables.at_once, self.tables.at_once)
         self._sizing = Sizing(self.tables.spark, few_events)
         self._source = source
         self._options = options
@@ -120,16 +131,20 @@ class Pipeline:
         return summary
 
     def _bring_all(self, target: Progress, new: int, summary: Summary) -> None:
-        steps = Steps(self.tables, few=self._sizing.suit(events_in(target), new))
+        steps = Steps(self.tables, self._sizing.suit(events_in(target), new))
         try:
-            for table in (*SILVER, *GOLD):
-                if self._stopping():
-                    return
-                place = self._place_of(table, target)
-                if place != target:
-                    self._timed(summary, table, partial(steps.bring, table, place, target))
+            self._bring(steps, LEASES, target, summary)
+            work = {table: partial(self._bring, steps, table, target, summary) for table in _FOLLOWING}
+            do_side_by_side(work, self._at_once, behind=_BEHIND)
         finally:
             steps.close()
+
+    def _bring(self, steps: Steps, table: Table, target: Progress, summary: Summary) -> None:
+        if self._stopping():
+            return
+        place = self._place_of(table, target)
+        if place != target:
+            self._timed(summary, table, partial(steps.bring, table, place, target))
 
     def _place_of(self, table: Table, target: Progress) -> Progress:
         """Where a table is, from which it may be brought to the target; a commit is refused once it has left there.

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -30,6 +32,17 @@ _FOR_FEW: Final = {
 }
 
 
+class Suited(msgspec.Struct, frozen=True):
+    """What a session was set for. What is kept of few events does not outlive the process that keeps it: on a cluster,
+    where that may be lost, nothing counts as few.
+    """
+
+    few: bool = False
+    """There are few events in the tables."""
+    few_new: bool = False
+    """There are few new ones, in the tables perhaps many."""
+
+
 class Sizing:
     """Suits a session to the number of events, there and back again."""
 
@@ -37,15 +50,14 @@ class Sizing:
         self._session = session
         self._few_events = few_events
         self._given = {name: session.conf.get(name, None) for name in _FOR_FEW}
-        # What is kept of few events does not outlive the process that keeps it: on a cluster that may be lost.
         self._here = (session.conf.get("spark.master", None) or "").startswith("local")
 
-    def suit(self, events: int, new: int | None = None) -> bool:
-        """Whether they are few; the session is set for it, or for few new ones among many."""
+    def suit(self, events: int, new: int | None = None) -> Suited:
+        """Set the session for few events, for few new ones among many, or for many."""
         few = self._here and events <= self._few_events
-        few_new = self._here and new is not None and new <= self._few_events
-        self._set(_FOR_FEW if few or few_new else {**self._given, PARTITIONS: self._partitions(events)})
-        return few
+        few_new = few or (self._here and new is not None and new <= self._few_events)
+        self._set(_FOR_FEW if few_new else {**self._given, PARTITIONS: self._partitions(events)})
+        return Suited(few, few_new)
 
     @contextmanager
     def suited(self, events: int) -> Iterator[None]:

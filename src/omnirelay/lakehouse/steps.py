@@ -6,10 +6,15 @@ from further back than the others.
 With few events the tables are read once, kept as rows, and written whole: what a MERGE and a scan of Delta cost besides
 the rows would be most of the time. With many, a step looks only at rows of shards that have new events, and of those at
 the ones that may still change. Of a shard that is new the tables have none: its rows are added, nothing is compared.
+
+With few new events among many, what several steps begin from is made once and kept as rows, too: the new events, the
+leases that they changed, and the leases of the days that they fall into. Each look at a Delta table is a query of its
+own, and planning those is most of what a small run takes.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -23,6 +28,7 @@ from omnirelay.lakehouse.silver import of_shards
 from omnirelay.lakehouse.silver_intervals import CLOSED_OR_OPENED, TOLD_OF_PEERS, fold_backpressure, fold_peers
 from omnirelay.lakehouse.silver_items import fold_items
 from omnirelay.lakehouse.silver_leases import fold_leases
+from omnirelay.lakehouse.sizing import Suited
 from omnirelay.lakehouse.tables import (
     ANOMALIES,
     BACKPRESSURE,
@@ -46,13 +52,22 @@ Range: TypeAlias = tuple[str, str]
 
 
 class Steps:
-    """The steps of one target. Not for several threads at once; `close` when the target is reached."""
+    """The steps of one target; `close` when the target is reached.
 
-    def __init__(self, tables: TableStore, *, few: bool = False) -> None:
+    Steps of different tables may be taken by several threads at once, those behind leases when leases are there.
+    """
+
+    def __init__(self, tables: TableStore, suited: Suited) -> None:
         self.tables = tables
-        self._few = few
+        self._few = suited.few
+        self._few_new = suited.few_new
+        self._making = threading.RLock()
+        """Held while something is made that several steps need: whoever comes second waits for it."""
         self._held: dict[Table, DataFrame] = {}
+        self._fresh: dict[Range, DataFrame] = {}
         self._kept: dict[Range, DataFrame] = {}
+        self._changed: dict[Range, DataFrame] = {}
+        self._recent: dict[Range, DataFrame] = {}
         self._oldest: dict[Range, dict[str, int]] = {}
         self._news: dict[Range, gold_windows.News] = {}
         self._of: Final[dict[Table, Callable[[Progress, Progress], None]]] = {
@@ -78,8 +93,8 @@ class Steps:
         """Let go of what was kept."""
         for rows in self._kept.values():
             rows.unpersist()
-        self._kept.clear()
-        self._held.clear()
+        for each in (self._held, self._fresh, self._kept, self._changed, self._recent):
+            each.clear()
 
     # -- tables --------------------------------------------------------------------------------
 
@@ -87,10 +102,11 @@ class Steps:
         """A table as it is now."""
         if not self._few:
             return self.tables.read(table)
-        if table not in self._held:
-            rows = self.tables.read(table)
-            self._held[table] = (rows.drop(*_NEVER_USED) if table is EVENTS else rows).localCheckpoint()
-        return self._held[table]
+        with self._making:
+            if table not in self._held:
+                rows = self.tables.read(table)
+                self._held[table] = (rows.drop(*_NEVER_USED) if table is EVENTS else rows).localCheckpoint()
+            return self._held[table]
 
     def _known(self, table: Table, condition: str = EVERYTHING) -> DataFrame | None:
         """A table as it is before a step; None when there is none yet."""
@@ -132,39 +148,48 @@ class Steps:
 
     # -- what steps are made from --------------------------------------------------------------
 
-    def _events(self, after: Progress, upto: Progress) -> DataFrame:
-        return bronze.between(self._read(EVENTS), after, upto)
+    def _touching(self, after: Progress, upto: Progress) -> DataFrame:
+        """New events and the last one before them, of each shard."""
+        if not self._few_new or self._few:
+            return bronze.between(self._read(EVENTS), after, upto, touching=True)
+        key = _range(after, upto)
+        with self._making:
+            if key not in self._fresh:
+                rows = bronze.between(self._read(EVENTS), after, upto, touching=True)
+                self._fresh[key] = rows.drop(*_NEVER_USED).localCheckpoint()
+            return self._fresh[key]
 
-    def _all_events(self, upto: Progress) -> DataFrame:
-        """Bronze up to a target: it may be ahead of the other tables."""
-        return bronze.between(self._read(EVENTS), {}, upto)
+    def _events(self, after: Progress, upto: Progress) -> DataFrame:
+        return bronze.between(self._touching(after, upto), after, upto)
 
     def _changes(self, after: Progress, upto: Progress) -> DataFrame:
         """The events of items, kept for the next step when there are not too many."""
         key = _range(after, upto)
-        if (kept := self._kept.get(key)) is not None:
-            return kept
-        changes = silver.item_events(self._events(after, upto), self._new(after, upto).kinds)
-        if self._few:
-            changes = self._kept[key] = changes.localCheckpoint()
-        elif events_between(after, upto) <= _KEPT_EVENTS_MAX:
-            changes = self._kept[key] = changes.persist()
-        return changes
+        with self._making:
+            if (kept := self._kept.get(key)) is not None:
+                return kept
+            changes = silver.item_events(self._events(after, upto), self._new(after, upto).kinds)
+            if self._few_new:
+                changes = self._kept[key] = changes.localCheckpoint()
+            elif events_between(after, upto) <= _KEPT_EVENTS_MAX:
+                changes = self._kept[key] = changes.persist()
+            return changes
 
     def _oldest_items(self, after: Progress, upto: Progress) -> dict[str, int]:
         """The oldest item of each shard that these events name."""
         key = _range(after, upto)
-        if key not in self._oldest:
-            self._oldest[key] = silver.oldest_items(self._changes(after, upto))
-        return self._oldest[key]
+        with self._making:
+            if key not in self._oldest:
+                self._oldest[key] = silver.oldest_items(self._changes(after, upto))
+            return self._oldest[key]
 
     def _new(self, after: Progress, upto: Progress) -> gold_windows.News:
         """What new events, and the last one before them, are."""
         key = _range(after, upto)
-        if key not in self._news:
-            events = bronze.between(self._read(EVENTS), after, upto, touching=True)
-            self._news[key] = gold_windows.news_of(events)
-        return self._news[key]
+        with self._making:
+            if key not in self._news:
+                self._news[key] = gold_windows.news_of(self._touching(after, upto))
+            return self._news[key]
 
     def _items_concerned(self, after: Progress, upto: Progress, table: str = "") -> str:
         """What is true of all items that these events may concern, as they were before."""
@@ -184,7 +209,27 @@ class Steps:
         return self._read(LEASES).where(of_shards(_concerned(after, upto)))
 
     def _changed_leases(self, after: Progress, upto: Progress) -> DataFrame:
-        return gold.changed_since(self._read(LEASES), after, upto)
+        """Leases that new events concern, as they are now."""
+        key = _range(after, upto)
+        with self._making:
+            if (kept := self._changed.get(key)) is not None:
+                return kept
+            changed = gold.changed_since(self._read(LEASES), after, upto)
+            if self._few_new:
+                changed = self._changed[key] = changed.localCheckpoint()
+            return changed
+
+    def _leases_by_day(self, after: Progress, upto: Progress) -> DataFrame:
+        """Leases that were granted or ended on days with new events, and perhaps more."""
+        if not self._few_new or self._few:
+            return self._read(LEASES)
+        key = _range(after, upto)
+        with self._making:
+            if key not in self._recent:
+                spans = self._new(after, upto).spans
+                rows = self._read(LEASES).where(gold_windows.granted_or_ended(spans))
+                self._recent[key] = rows.select(*gold_windows.OF_LEASES).localCheckpoint()
+            return self._recent[key]
 
     # -- silver --------------------------------------------------------------------------------
 
@@ -223,26 +268,28 @@ class Steps:
 
     def _resource_health(self, after: Progress, upto: Progress) -> None:
         changed = self._changed_leases(after, upto) if _continued(after, upto) else None
-        rows = gold.resource_health(self._leases_of(after, upto), changed)
+        rows = gold.resource_health(self._leases_of(after, upto), changed, few=self._few_new)
         self._merge(RESOURCE_HEALTH, rows, after, upto)
 
     def _slo(self, after: Progress, upto: Progress) -> None:
         spans = self._new(after, upto).spans
-        rows = gold_windows.slo(self._all_events(upto), self._read(LEASES), self._read(BACKPRESSURE), spans)
+        known = self._past(SLO, after, upto)
+        leases = self._leases_by_day(after, upto)
+        rows = gold_windows.slo(self._events(after, upto), leases, self._read(BACKPRESSURE), spans, known)
         where = gold_windows.within(spans, "window_start", gold_windows.WINDOW_MS)
         self._replace(SLO, rows, after, upto, where=where)
 
     def _daily(self, after: Progress, upto: Progress) -> None:
         spans = self._new(after, upto).spans
         known = self._past(DAILY, after, upto)
-        rows = gold_windows.daily(self._events(after, upto), self._read(LEASES), spans, known)
+        rows = gold_windows.daily(self._events(after, upto), self._leases_by_day(after, upto), spans, known)
         self._replace(DAILY, rows, after, upto, where=gold_windows.within_dates(spans))
 
     def _anomalies(self, after: Progress, upto: Progress) -> None:
         spans = self._new(after, upto).spans
-        frames = bronze.frames_between(self._read(EVENTS), after, upto)
+        frames = bronze.frames_between(self._touching(after, upto), after, upto)
         known = self._past(ANOMALIES, after, upto)
-        rows = gold_anomalies.anomalies(frames, self._read(LEASES), spans, known)
+        rows = gold_anomalies.anomalies(frames, self._leases_by_day(after, upto), spans, known)
         self._replace(ANOMALIES, rows, after, upto, where=gold_windows.within_dates(spans))
 
 
