@@ -22,7 +22,7 @@ from omnirelay.lakehouse.pipeline import Pipeline, Summary
 from omnirelay.lakehouse.progress import End, Progress
 from omnirelay.lakehouse.sizing import Suited
 from omnirelay.lakehouse.steps import Steps
-from omnirelay.lakehouse.tables import EVENTS, GOLD, LEASES, SILVER, Table
+from omnirelay.lakehouse.tables import BACKPRESSURE, EVENTS, GOLD, LEASES, SILVER, SLO, Table
 from tests.property.strategies import profile
 
 MADE = (*SILVER, *GOLD)
@@ -99,6 +99,13 @@ class Turns:
             raise self.error
 
 
+class Unhindered:
+    """Goes on at once, from however many threads."""
+
+    def pause(self, point: str) -> None:
+        """Nobody waits."""
+
+
 class Settings:
     """Of a session in which nothing is computed."""
 
@@ -115,10 +122,10 @@ class Settings:
 class Places:
     """One pipeline's tables: how far each is. What is committed begins where the progress was read, or is refused."""
 
-    def __init__(self, warehouse: Warehouse, turns: Turns) -> None:
+    def __init__(self, warehouse: Warehouse, turns: Turns | Unhindered, at_once: int = 1) -> None:
         self.warehouse = warehouse
         self.turns = turns
-        self.at_once = 1
+        self.at_once = at_once
         self.spark = self
         self.conf = Settings()
         self._bases: dict[Table, Progress] = {}
@@ -206,7 +213,35 @@ def raced(order: Sequence[tuple[int, str]]) -> Warehouse:
 @example(order=[(GROW, NEXT), (0, FOLD_LEASES), (GROW, NEXT), (1, END), (0, END)])
 @profile(200)
 def test_every_table_is_folded_once_and_from_where_the_others_are(order: list[tuple[int, str]]) -> None:
-    warehouse = raced(order)
+    assert_each_folded_once(raced(order))
+
+
+class Killed(Exception):
+    """The process is no more."""
+
+
+@pytest.mark.parametrize("behind", MADE, ids=lambda table: table.name)
+def test_tables_that_are_changed_at_once_are_folded_from_where_the_others_are(behind: Table) -> None:
+    """Also when a run ends behind the commit of one of them, and the log has gone on before the next."""
+    warehouse = Warehouse()
+    places: Any = Places(warehouse, Unhindered(), at_once=3)
+
+    def killed(point: str) -> None:
+        if point == f"{behind.layer}.{behind.name}":
+            raise Killed
+
+    for _ in range(3):
+        warehouse.log_end += 10
+        with pytest.raises(Killed):
+            Sharing(places, "segments", "lake", failpoint=killed).run()
+        warehouse.log_end += 10
+        Sharing(places, "segments", "lake").run()
+    assert_each_folded_once(warehouse)
+    slo = warehouse.folds[SLO]
+    assert all(fold.seen[BACKPRESSURE.name] == fold.upto for fold in slo), "slo reads the times of closed intake"
+
+
+def assert_each_folded_once(warehouse: Warehouse) -> None:
     assert set(warehouse.places().values()) == {number(warehouse.at[EVENTS])}
     for table, folds in warehouse.folds.items():
         places = [10, *(fold.upto for fold in folds)]

@@ -158,8 +158,9 @@ def test_many_runs_that_are_cut_off_after_every_commit_end_like_one(
             raise Killed(point)
 
     def run(**how: Any) -> Pipeline:
-        # As with many events: the clean run, of few, reads and writes whole tables.
-        pipeline = Pipeline(whole_spark, str(segments), warehouse, few_events=0, **how)
+        # As with many events: the clean run, of few, reads and writes whole tables. In order, so that every table is the
+        # last one once.
+        pipeline = Pipeline(whole_spark, str(segments), warehouse, few_events=0, at_once=1, **how)
         pipeline.run()
         return pipeline
 
@@ -178,6 +179,31 @@ def test_many_runs_that_are_cut_off_after_every_commit_end_like_one(
     write_segments(segments, jobs, first=half + 30, pieces=2)
     write_segments(segments, other, pieces=3)
     assert_same_tables(run(), clean)
+
+
+def test_few_new_events_among_many_end_in_the_same_tables(
+    clean: Pipeline, whole_spark: SparkSession, logs: list[Recorded], tmp_path: Path
+) -> None:
+    """The rows that steps share are then kept; after a kill behind leases the tables tell what those have changed."""
+    segments, warehouse = tmp_path / "segments", str(tmp_path / "warehouse")
+    jobs, other = logs
+    write_segments(segments, jobs, last=-40)
+    before = Pipeline(whole_spark, str(segments), warehouse).run().events
+    new = len(jobs.events) + len(other.events) - before
+
+    def behind_leases(point: str) -> None:
+        if point == "silver.leases":
+            raise Killed(point)
+
+    write_segments(segments, jobs, first=-40, pieces=2)
+    write_segments(segments, other)
+    assert new < before
+    pipeline = Pipeline(whole_spark, str(segments), warehouse, few_events=new, failpoint=behind_leases)
+    with pytest.raises(Killed):
+        pipeline.run()
+    pipeline = Pipeline(whole_spark, str(segments), warehouse, few_events=new)
+    assert len(pipeline.run().steps) == len(EVERY) - 2
+    assert_same_tables(pipeline, clean)
 
 
 def test_a_run_with_nothing_new_commits_nothing(clean: Pipeline) -> None:
