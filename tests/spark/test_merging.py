@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
+from omnirelay.lakehouse import formats_delta
 from omnirelay.lakehouse.formats_delta import DeltaTables, _bare
 from omnirelay.lakehouse.progress import End
 from omnirelay.lakehouse.silver import from_items_on, of_shards
@@ -15,7 +16,7 @@ from omnirelay.lakehouse.sizing import PARTITIONS
 from omnirelay.lakehouse.tables import Column, Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 WORK = Table(
     layer="silver",
@@ -81,3 +82,47 @@ def test_open_rows_of_other_shards_stay_as_they_are(few_spark: SparkSession, tmp
 def test_a_condition_loses_the_name_of_the_table_and_nothing_else(shard: str) -> None:
     assert _bare(from_items_on({shard: 7}, "t.")) == from_items_on({shard: 7})
     assert _bare(of_shards([shard], "t.")) == of_shards([shard])
+
+
+NOTES = Table(
+    layer="gold",
+    name="notes",
+    meaning="a note",
+    keys=("shard", "number"),
+    columns=(Column("shard", "STRING", ""), Column("number", "BIGINT", ""), Column("text", "STRING", "")),
+)
+
+
+@pytest.mark.parametrize("small_bytes", [0, 1_000_000])
+def test_a_small_table_that_is_written_whole_holds_what_a_large_one_does(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_bytes: int
+) -> None:
+    monkeypatch.setattr(formats_delta, "_SMALL_BYTES", small_bytes)
+    store = DeltaTables(spark, str(tmp_path / "lake"))
+
+    def notes(*new: tuple[str, int | None, str | None]) -> DataFrame:
+        return store.spark.createDataFrame(new, NOTES.ddl)
+
+    def upto(number: int) -> dict[str, End]:
+        return {"a": End(number)}
+
+    store.append(NOTES, notes(("a", 1, "x"), ("a", 2, "x"), ("b", 2, "x"), ("b", None, "x"), ("b", 3, None)), upto(1))
+    # The first is not to be replaced, and neither is one of which the condition says nothing: the new ones go beside.
+    store.merge(NOTES, notes(("a", 1, "y"), ("a", 2, "y"), ("b", None, "y")), upto(2), only="t.number > 1")
+    store.replace(NOTES, notes(("b", 2, "z")), upto(3), where="shard = 'b' AND text >= 'x' AND number < 3")
+    assert sorted(map(repr, store.read(NOTES).collect())) == sorted(
+        f"Row(shard={shard!r}, number={number!r}, text={text!r})"
+        for shard, number, text in [
+            ("a", 1, "x"),
+            ("a", 1, "y"),
+            ("a", 2, "y"),
+            ("b", 2, "z"),
+            ("b", 3, None),
+            ("b", None, "x"),
+            ("b", None, "y"),
+        ]
+    )
+    assert store.progress(NOTES) == upto(3)
+    # Only of a part that is replaced Delta writes down what it is.
+    newest = DeltaTable(store.path(NOTES)).history(1)[0]["operationParameters"]
+    assert ("predicate" in newest) == (small_bytes == 0)

@@ -107,10 +107,10 @@ class Unhindered:
 
 
 class Settings:
-    """Of a session in which nothing is computed."""
+    """Of a session in which nothing is computed, on this machine: new events are few."""
 
     def get(self, name: str, default: str | None = None) -> str | None:
-        return default
+        return "local" if name == "spark.master" else default
 
     def set(self, name: str, value: str) -> None:
         """Nothing depends on it."""
@@ -128,6 +128,7 @@ class Places:
         self.at_once = at_once
         self.spark = self
         self.conf = Settings()
+        self.threads: set[threading.Thread] = set()
         self._bases: dict[Table, Progress] = {}
 
     def progress(self, table: Table) -> Progress:
@@ -141,6 +142,7 @@ class Places:
 
     def commit(self, table: Table, upto: Progress, fold: Fold | None = None) -> None:
         self.turns.pause(f"commit {table.name}")
+        self.threads.add(threading.current_thread())
         if self.warehouse.at[table] != self._bases.pop(table):
             raise overtaken(table)
         self.warehouse.at[table] = upto
@@ -237,6 +239,7 @@ def test_tables_that_are_changed_at_once_are_folded_from_where_the_others_are(be
         warehouse.log_end += 10
         Sharing(places, "segments", "lake").run()
     assert_each_folded_once(warehouse)
+    assert len(places.threads) > 1
     slo = warehouse.folds[SLO]
     assert all(fold.seen[BACKPRESSURE.name] == fold.upto for fold in slo), "slo reads the times of closed intake"
 

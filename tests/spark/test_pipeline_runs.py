@@ -158,9 +158,8 @@ def test_many_runs_that_are_cut_off_after_every_commit_end_like_one(
             raise Killed(point)
 
     def run(**how: Any) -> Pipeline:
-        # As with many events: the clean run, of few, reads and writes whole tables. In order, so that every table is the
-        # last one once.
-        pipeline = Pipeline(whole_spark, str(segments), warehouse, few_events=0, at_once=1, **how)
+        # As with many events: the clean run, of few, reads and writes whole tables.
+        pipeline = Pipeline(whole_spark, str(segments), warehouse, few_events=0, **how)
         pipeline.run()
         return pipeline
 

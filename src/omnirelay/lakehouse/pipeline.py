@@ -1,8 +1,8 @@
 """The pipeline: from segments to bronze, silver and gold, each table in one commit.
 
     segments ──▶ bronze.events ──▶ leases ─┬─▶ items
-                                           ├─▶ peers            those behind leases a few at a time,
-                                           ├─▶ backpressure ──▶ slo          in any order but this
+                                           ├─▶ peers           with few new events, those behind
+                                           ├─▶ backpressure ──▶ slo     leases a few at a time
                                            └─▶ lineage, resource_health, anomalies, daily
 
 Every table says in its commits how far it has come.
@@ -97,18 +97,16 @@ class Pipeline:
         failpoint: Callable[[str], None] = _go_on,
         stopping: Callable[[], bool] | None = None,
         few_events: int = FEW_EVENTS,
-        at_once: int | None = None,
         gone: Collection[str] = (),
     ) -> None:
         """`report(step, seconds)` is called when a step begins (None) and ends; `failpoint(name)` after each commit.
 
         `stopping` is asked before each step whether to end here. The next run goes on where this one stopped.
-        Up to `few_events` in the tables they are read and written whole. So many tables are changed `at_once`, each by
-        a thread of its own, which calls these functions, too; as many as the format allows when it is left out, and
-        never more. Shards that are `gone` are not missed when the source has no segments of them any more.
+        Up to `few_events` in the tables they are read and written whole; when so many are new, tables are changed at
+        once, by threads, which call these functions, too. Shards that are `gone` are not missed when the source has no
+        segments of them any more.
         """
         self.tables = open_tables(spark, warehouse, kind)
-        self._at_once = min(at_once or self.tables.at_once, self.tables.at_once)
         self._sizing = Sizing(self.tables.spark, few_events)
         self._source = source
         self._options = options
@@ -131,11 +129,13 @@ class Pipeline:
         return summary
 
     def _bring_all(self, target: Progress, new: int, summary: Summary) -> None:
-        steps = Steps(self.tables, self._sizing.suit(events_in(target), new))
+        suited = self._sizing.suit(events_in(target), new)
+        steps = Steps(self.tables, suited)
         try:
             self._bring(steps, LEASES, target, summary)
             work = {table: partial(self._bring, steps, table, target, summary) for table in _FOLLOWING}
-            do_side_by_side(work, self._at_once, behind=_BEHIND)
+            # Many events keep all processors busy with one table, and several of them would share the memory.
+            do_side_by_side(work, self.tables.at_once if suited.few_new else 1, behind=_BEHIND)
         finally:
             steps.close()
 

@@ -30,7 +30,7 @@ def do_side_by_side(
 
 
 class _Board(Generic[Name]):
-    """What is to be done, and by whom it is being done. Everything but the work itself happens in the caller's thread."""
+    """What is to be done and what was. Everything but the work itself happens in the caller's thread."""
 
     def __init__(self, work: Mapping[Name, Callable[[], None]], behind: Mapping[Name, Collection[Name]]) -> None:
         self._work = work
