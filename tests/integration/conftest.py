@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from omnirelay.client.stream_connection import StreamConnection
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.store import ObjectStore
 from omnirelay.testing.disk import RecordingVFS
@@ -72,3 +73,10 @@ def store(tmp_path: Path) -> SqliteStore:
 def fragile(tmp_path: Path, disk: RecordingVFS) -> SqliteStore:
     """The same on a disk that can be told to fail."""
     return SqliteStore(tmp_path / "data", disk)
+
+
+@pytest.fixture
+def impatient_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients take a silent stream for dead after a moment, and not after ten seconds."""
+    monkeypatch.setattr(StreamConnection, "ping_seconds", 0.4)
+    monkeypatch.setattr(StreamConnection, "silence_seconds_max", 1.0)

@@ -125,6 +125,7 @@ async def test_a_proxy_that_answers_in_place_of_the_node_may_have_handed_the_cal
         assert (await direct.stats()).pending_count == 1
 
 
+@pytest.mark.usefixtures("impatient_streams")
 async def test_a_connection_that_swallows_everything_is_noticed_within_the_time_of_a_call() -> None:
     async with running_node() as node, network_before(node.url) as network, Client(network.url) as client:
         await client.stats()

@@ -83,6 +83,7 @@ async def test_a_worker_cut_off_stops_its_handlers_before_the_lease_can_run_out(
         assert item.state == "completed"
 
 
+@pytest.mark.usefixtures("impatient_streams")
 async def test_a_worker_whose_stream_is_dead_connects_again_by_itself() -> None:
     """Nothing closes the connection. What was pushed into it is released, and other work comes by a new one."""
     handlers = Handlers()
