@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from omnirelay.lakehouse import formats_delta
 from omnirelay.lakehouse.formats_delta import DeltaTables, _bare
 from omnirelay.lakehouse.progress import End
 from omnirelay.lakehouse.silver import from_items_on, of_shards
 from omnirelay.lakehouse.sizing import PARTITIONS
 from omnirelay.lakehouse.tables import Column, Table
+from tests.spark.test_table_stores import NOTES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,21 +84,11 @@ def test_a_condition_loses_the_name_of_the_table_and_nothing_else(shard: str) ->
     assert _bare(of_shards([shard], "t.")) == of_shards([shard])
 
 
-NOTES = Table(
-    layer="gold",
-    name="notes",
-    meaning="a note",
-    keys=("shard", "number"),
-    columns=(Column("shard", "STRING", ""), Column("number", "BIGINT", ""), Column("text", "STRING", "")),
-)
-
-
 @pytest.mark.parametrize("small_bytes", [0, 1_000_000])
 def test_a_small_table_that_is_written_whole_holds_what_a_large_one_does(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_bytes: int
+    spark: SparkSession, tmp_path: Path, small_bytes: int
 ) -> None:
-    monkeypatch.setattr(formats_delta, "_SMALL_BYTES", small_bytes)
-    store = DeltaTables(spark, str(tmp_path / "lake"))
+    store = DeltaTables(spark, str(tmp_path / "lake"), small_bytes=small_bytes)
 
     def notes(*new: tuple[str, int | None, str | None]) -> DataFrame:
         return store.spark.createDataFrame(new, NOTES.ddl)

@@ -39,7 +39,7 @@ _LOOK_BACK: Final = 1_000
 """Commits that are looked through for the last of ours; between two of ours there is only upkeep."""
 
 
-_SMALL_BYTES: Final = 1_000_000
+SMALL_BYTES: Final = 1_000_000
 """Up to this size a table is written whole, where rows that may change are not in files of their own."""
 
 
@@ -53,13 +53,14 @@ _decode_size = msgspec.json.Decoder(_Size).decode
 class DeltaTables:
     """Path tables below a warehouse: LAYER/NAME. The catalogue knows nothing of them."""
 
-    def __init__(self, spark: SparkSession, warehouse: str) -> None:
+    def __init__(self, spark: SparkSession, warehouse: str, *, small_bytes: int = SMALL_BYTES) -> None:
         # Settings of a session hold for its commits: no other work may run in it.
         self.spark = own_session(spark)
         # New rows need not meet the condition of what they replace: that is about the rows that were.
         self.spark.conf.set(_UNCHECKED, "false")
         self.spark.conf.set(_WRITERS, _WRITERS_MAX)
         self.at_once = AT_ONCE
+        self._small_bytes = small_bytes
         self.warehouse = place_of(warehouse)
         self._bases: dict[Table, Progress] = {}
         """What the next change of a table begins from."""
@@ -193,7 +194,7 @@ class DeltaTables:
             told = _decode_size((log / f"{self.version(table):020d}.crc").read_bytes())
         except (FileNotFoundError, msgspec.DecodeError):
             return False
-        return told.bytes <= _SMALL_BYTES
+        return told.bytes <= self._small_bytes
 
     def _write(
         self, table: Table, rows: DataFrame, progress: Progress, app: str, *, mode: str, where: str | None = None

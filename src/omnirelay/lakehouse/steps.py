@@ -3,7 +3,7 @@
 A step is told where its own table is. Tables need not be at the same place: one that a killed run left behind comes
 from further back than the others.
 
-With few events the tables are read once, kept as rows, and written whole: what a MERGE and a scan of Delta cost besides
+With few events the tables are read once, kept as rows, and written whole: what changes and scans of Delta cost besides
 the rows would be most of the time. With many, a step looks only at rows of shards that have new events, and of those at
 the ones that may still change. Of a shard that is new the tables have none: its rows are added, nothing is compared.
 
