@@ -21,10 +21,14 @@ from omnirelay.engine.snapshotter import make_snapshot
 from omnirelay.errors import OmniRelayError
 from omnirelay.log import failpoints
 from omnirelay.log.sqlite import SqliteLog
+from omnirelay.log.sqlite.redo_file import RedoPlan
 from tests.crash import variants, volatile
 from tests.crash.plan import NAMESPACE, Plan
 from tests.crash.recorder import Recorder
 from tests.crash.workload import OPTIONS, SETTINGS, Workload
+
+REDO = RedoPlan(after_frames=10, half_bytes=256 * 1024, settle_bytes=64 * 1024, settle_s=0.005)
+"""A redo file early, and settled often: most runs end in one."""
 
 
 def die_at(name: str, hit: int) -> None:
@@ -41,7 +45,7 @@ def die_at(name: str, hit: int) -> None:
 
 
 def open_log(plan: Plan) -> SqliteLog:
-    return SqliteLog.open(plan.path, NAMESPACE, vfs=plan.vfs, synchronous=cast(Any, plan.synchronous))
+    return SqliteLog.open(plan.path, NAMESPACE, vfs=plan.vfs, synchronous=cast(Any, plan.synchronous), redo=REDO)
 
 
 async def main(plan: Plan) -> None:

@@ -13,7 +13,7 @@ from tests.crash.harness import stop_behind
 from tests.crash.plan import LONG
 
 RECOVERY = [name for name in FAILPOINTS if name.startswith("log.recovery.")]
-SPECIAL = ["engine.snapshot.written", "log.trim.slice", "log.backup.copied"]
+SPECIAL = ["log.redo.settling", "log.redo.settled", "engine.snapshot.written", "log.trim.slice", "log.backup.copied"]
 WITNESS = [name for name in FAILPOINTS if name.startswith("log.witness.")]
 COMMIT = [name for name in FAILPOINTS if name not in (*RECOVERY, *SPECIAL, *WITNESS)]
 REPEATS = range(1, 13 if LONG else 2)
@@ -36,6 +36,19 @@ def test_a_kill_on_the_commit_path_takes_nothing_back(name: str, repeat: int, ma
     crashes.check()
     if LONG:
         crashes.kill_after(random.randint(10, 60))
+    crashes.verify()
+
+
+@pytest.mark.parametrize("repeat", REPEATS)
+@pytest.mark.parametrize("name", [name for name in SPECIAL if name.startswith("log.redo.")])
+def test_a_kill_around_settling_the_redo_file_takes_nothing_back(
+    name: str, repeat: int, make_crashes: MakeCrashes
+) -> None:
+    crashes = make_crashes(repeat)
+    for _ in range(2):
+        crashes.die_at(name, repeat)
+        crashes.check()
+    crashes.kill_after(30)
     crashes.verify()
 
 

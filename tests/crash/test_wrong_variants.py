@@ -17,6 +17,9 @@ from tests.crash.evidence import Archive
 from tests.crash.harness import Crashes, stop_after
 from tests.crash.ledger import Violation
 
+LOG = ("leases.db", "leases.db-wal", "leases.redo")
+"""The files that a log is in."""
+
 Scenario = Callable[[Crashes, str | None], None]
 """Runs children, with the variant on or without one, and checks what they leave; raises a Violation."""
 
@@ -77,23 +80,29 @@ def restart_on_an_older_copy(crashes: Crashes, variant: str | None) -> None:
     crashes.run(witnessed)
     crashes.check()
     newer = keep_only_the_witness(crashes.log_directory)
-    for name in ("leases.db", "leases.db-wal"):
-        shutil.copy(older / name, crashes.log_directory / name)
+    put_back(older, crashes.log_directory)
     if variant is None:
         [refused] = crashes.run(killed=False)
         assert refused == {"kind": "refused_to_open", "code": "error.log.regressed"}
-        for name in ("leases.db", "leases.db-wal"):
-            shutil.copy(newer / name, crashes.log_directory / name)
+        put_back(newer, crashes.log_directory)
     crashes.kill_after(20, variant=variant)
     crashes.check()
+
+
+def put_back(copy: Path, directory: Path) -> None:
+    for name in LOG:
+        (directory / name).unlink(missing_ok=True)
+        if (copy / name).exists():
+            shutil.copy(copy / name, directory / name)
 
 
 def keep_only_the_witness(directory: Path) -> Path:
     """Move the database aside, as somebody about to put another one there would."""
     aside = directory.with_name("newer")
     aside.mkdir()
-    for path in directory.glob("leases.db*"):
-        path.rename(aside / path.name)
+    for name in LOG:
+        if (directory / name).exists():
+            (directory / name).rename(aside / name)
     return aside
 
 

@@ -17,6 +17,7 @@ from omnirelay.errors import LogUnavailable
 from omnirelay.log import Position, SqliteLog
 from omnirelay.log.failpoints import arm
 from omnirelay.log.snapshots import write_snapshot
+from omnirelay.log.sqlite.redo_file import RedoPlan
 from omnirelay.testing.conformance import Leader
 
 SHARD = "shard"
@@ -37,7 +38,8 @@ async def be_killed(directory: Path, point: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     arm(point, pass_by)
-    leader = await Leader.of(SqliteLog.open(directory, SHARD))
+    redo = RedoPlan(after_frames=2, half_bytes=64 * 1024, settle_s=0.0)
+    leader = await Leader.of(SqliteLog.open(directory, SHARD, redo=redo))
     while True:
         for _ in range(5):
             await leader.append()

@@ -16,6 +16,8 @@ import pytest
 
 from omnirelay.errors import OmniRelayError
 from omnirelay.log import EventLog, SqliteLog
+from omnirelay.log.sqlite.redo_file import RedoPlan
+from omnirelay.log.sqlite.upkeep import DEFAULT_REDO
 from omnirelay.testing.conformance import Leader, LogStore, Region
 from omnirelay.testing.disk import RecordingVFS
 
@@ -37,16 +39,25 @@ _DAMAGE: Final[dict[Region, str]] = {
 class SqliteStore(LogStore):
     """A log below a directory; with a `disk` on one that can be told to fail."""
 
-    def __init__(self, directory: Path, disk: RecordingVFS | None = None) -> None:
+    def __init__(self, directory: Path, disk: RecordingVFS | None = None, redo: RedoPlan = DEFAULT_REDO) -> None:
         self.directory = directory
         self.root = directory / self.shard
         self.database = self.root / "leases.db"
         self.witness = self.root / "leases.witness"
         self.disk = disk
+        self.redo = self.root / "leases.redo"
+        self._plan = redo
         self._vfs = disk.name if disk is not None else None
 
     def open(self, *, accept_loss: bool = False, read_only: bool = False) -> SqliteLog:
-        return SqliteLog.open(self.directory, self.shard, accept_loss=accept_loss, read_only=read_only, vfs=self._vfs)
+        return SqliteLog.open(
+            self.directory,
+            self.shard,
+            accept_loss=accept_loss,
+            read_only=read_only,
+            vfs=self._vfs,
+            redo=self._plan,
+        )
 
     def rival(self) -> EventLog:
         return SqliteLog.open(self.directory, self.shard, lock=False, vfs=self._vfs)

@@ -58,20 +58,22 @@ class GatedLog(MemoryLog):
     def __init__(self, shard: str = NAMESPACE, *, quick: bool = False) -> None:
         super().__init__(shard)
         self.quick = quick
-        """Whether the engine appends without a hop; it waits at the gate all the same."""
+        """Whether the engine appends without a hop while the gate is open."""
         self.gate = asyncio.Event()
         self.gate.set()
         self.tried: list[bytes] = []
         """The bytes of every append, also of those that failed."""
 
-    @property
-    def is_quick(self) -> bool:
-        return self.quick
-
-    async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
+    async def append(self, frame: Frame, expected: Position) -> Position:
         self.tried.append(frame.data)
         await self.gate.wait()
-        return await super().append(frame, expected, inline=inline)
+        return await super().append(frame, expected)
+
+    def append_now(self, frame: Frame, expected: Position) -> Position | None:
+        if not self.quick or not self.gate.is_set():
+            return None
+        self.tried.append(frame.data)
+        return super().append_now(frame, expected)
 
 
 def item(resource_id: str = "orders", **fields: Any) -> NewItem:

@@ -22,9 +22,11 @@ from omnirelay.log import SnapshotRecord, SqliteLog
 from omnirelay.log.failpoints import armed
 from omnirelay.log.snapshots import read_snapshot, write_snapshot
 from omnirelay.log.sqlite import log as sqlite_log
+from omnirelay.log.sqlite.redo_file import RedoPlan
 from omnirelay.log.sqlite.writer import JOURNAL_BYTES_MAX
 from omnirelay.log.witness import read_witness
-from omnirelay.testing.conformance import EventLogConformance, Leader, frames_of
+from omnirelay.testing.conformance import EventLogConformance, Leader, SingleWriterConformance, frames_of
+from omnirelay.testing.disk import RecordingVFS
 from tests.integration.log_sqlite import SHARD, SqliteStore, digest
 from tests.patience import PATIENCE_S
 
@@ -33,6 +35,17 @@ class TestSqliteLog(EventLogConformance):
     @pytest.fixture
     def store(self, fragile: SqliteStore) -> SqliteStore:
         return fragile
+
+
+class TestSqliteLogWithRedo(SingleWriterConformance):
+    """Through a redo file from the first frame on, settled after every few. While there is one, the lock keeps rivals
+    away.
+    """
+
+    @pytest.fixture
+    def store(self, tmp_path: Path, disk: RecordingVFS) -> SqliteStore:
+        redo = RedoPlan(after_frames=1, half_bytes=256 * 1024, settle_bytes=8 * 1024, settle_s=0.0)
+        return SqliteStore(tmp_path / "data", disk, redo)
 
 
 # ----------------------------------------------------------------------- one writer, many readers
@@ -110,7 +123,7 @@ async def test_the_wal_stays_bounded_while_much_is_written_and_read(store: Sqlit
 async def test_an_append_does_not_hold_up_the_event_loop_behind_a_trim(
     store: SqliteStore, inline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_log, "HANDOVER_S_MAX", PATIENCE_S)
+    monkeypatch.setattr(sqlite_log, "MAKE_WAY_S_MAX", PATIENCE_S)
     leader = await Leader.of(store.open())
     for _ in range(2):
         await leader.append_many(3)
@@ -127,6 +140,7 @@ async def test_an_append_does_not_hold_up_the_event_loop_behind_a_trim(
         append = asyncio.create_task(leader.append(inline=inline))
         # If the append waited on this thread, nothing could let the trim go on.
         await asyncio.sleep(0)
+        leader.log.make_way()
         assert not append.done()
         go_on.set()
         await append
@@ -161,7 +175,7 @@ async def test_a_cancelled_append_can_be_asked_again(store: SqliteStore) -> None
         assert go_on.wait(30)
 
     with armed("log.append.before_commit", hold):
-        append = asyncio.create_task(leader.log.append(frame, leader.position))
+        append = asyncio.ensure_future(leader.log.append(frame, leader.position))
         assert await asyncio.to_thread(inside.wait, 30)
         append.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -416,35 +430,56 @@ async def test_a_slow_disk_is_not_for_the_event_loop(store: SqliteStore) -> None
     leader = await Leader.of(store.open())
     with armed("log.append.begin", take_long):
         await leader.append_many(10)
-    assert not leader.log.is_quick
+    assert leader.log.append_now(leader.frame(), leader.position) is None
     await leader.log.close()
 
 
 async def test_what_comes_next_is_decided_while_a_frame_is_written(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_log, "HANDOVER_S_MAX", PATIENCE_S)
+    monkeypatch.setattr(sqlite_log, "MAKE_WAY_S_MAX", PATIENCE_S)
     leader = await Leader.of(store.open())
     begun = threading.Event()
     with armed("log.append.begin", begun.set):
         append = asyncio.create_task(leader.append())
         await asyncio.sleep(0)
+        leader.log.make_way()
         # The loop goes on, perhaps for long, with code that never lets another thread into the interpreter.
         assert begun.is_set()
     await append
+    leader.log.make_way()  # Nothing is under way, and nothing to wait for.
+    await leader.log.close()
+
+
+async def test_the_event_loop_does_not_wait_until_a_frame_is_hashed(store: SqliteStore) -> None:
+    """It has answers to write meanwhile; only what would take long has to make way."""
+    leader = await Leader.of(store.open())
+    goes_on = threading.Event()
+
+    def hashed() -> None:
+        assert goes_on.wait(PATIENCE_S)
+
+    with armed("log.append.begin", hashed):
+        appended = leader.log.append(leader.frame(), leader.position)
+        goes_on.set()
+        await appended
     await leader.log.close()
 
 
 async def test_an_append_that_never_begins_does_not_hold_up_the_event_loop(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_log, "HANDOVER_S_MAX", threading.TIMEOUT_MAX)
+    monkeypatch.setattr(sqlite_log, "MAKE_WAY_S_MAX", threading.TIMEOUT_MAX)
     leader = await Leader.of(store.open())
 
     def fail() -> None:
         raise RuntimeError("before it begins")
 
-    with armed("log.append.begin", fail), pytest.raises(RuntimeError, match="before it begins"):
-        await leader.append()
+    with armed("log.append.begin", fail):
+        append = asyncio.create_task(leader.append())
+        await asyncio.sleep(0)
+        leader.log.make_way()
+        with pytest.raises(RuntimeError, match="before it begins"):
+            await append
     await leader.append()
     await leader.log.close()

@@ -19,7 +19,7 @@ from omnirelay.engine import framing
 from omnirelay.engine.settings import EngineSettings
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import InvalidArgument, OmniRelayError
-from omnirelay.log.base import FRAME_BYTES_MAX, Frame
+from omnirelay.log.base import FRAME_BYTES_MAX, Frame, Position
 from omnirelay.log.failpoints import armed
 from omnirelay.log.frame import encode_frame
 from omnirelay.log.sqlite import writer as sqlite_writer
@@ -179,6 +179,62 @@ async def test_the_event_loop_waits_for_a_quick_disk_only(tmp_path: Path, monkey
         for each in items(3):
             await shard.enqueue(each)
     assert appended == [False] * 3
+    await shard.close()
+
+
+class NotingLog(GatedLog):
+    """Notes when an append is begun, which is before anybody awaits it."""
+
+    happened: list[str]
+
+    def append(self, frame: Frame, expected: Position) -> asyncio.Future[Position]:  # type: ignore[override]
+        self.happened.append("append")
+        return asyncio.ensure_future(super().append(frame, expected))
+
+
+async def test_the_next_frame_is_on_its_way_to_the_disk_before_listeners_hear_of_the_last() -> None:
+    log = NotingLog()
+    log.happened = happened = []
+    shard = await Shard.open(log, clock=FakeClock(), settings=EngineSettings(stage_events_min=1))
+    shard.add_event_listener(lambda events: happened.append(f"told of {len(events)}"))
+    happened.clear()
+    log.gate.clear()
+    large = [item(f"large-{n}", body=b"x" * 10_000) for n in range(10)]
+    first = start(shard.enqueue(large))
+    await settle()
+    second = start(shard.enqueue([*large, *large]))
+    await settle()
+    log.gate.set()
+    await soon(asyncio.gather(first, second))
+    await settle()
+    assert happened == ["append", "append", "told of 10", "told of 20"]
+    await shard.close()
+
+
+class WayLog(GatedLog):
+    """Tells what had been decided when it was made way for."""
+
+    shard_of_it: Shard
+    decided: list[int]
+
+    def make_way(self) -> None:
+        self.decided.append(self.shard_of_it.state.sequence)
+
+
+async def test_a_frame_under_way_is_made_way_for_before_the_next_is_decided() -> None:
+    log = WayLog()
+    log.decided = []
+    shard = log.shard_of_it = await Shard.open(log, clock=FakeClock(), settings=EngineSettings(stage_events_min=1))
+    begun_at = shard.last_sequence
+    log.gate.clear()
+    writes = [start(shard.enqueue(item(str(n)))) for n in range(2)]
+    await settle()
+    writes.append(start(shard.enqueue(item("staged"))))
+    await settle()
+    assert log.decided == [begun_at + 2]
+    assert shard.state.sequence == begun_at + 3
+    log.gate.set()
+    await soon(asyncio.gather(*writes))
     await shard.close()
 
 

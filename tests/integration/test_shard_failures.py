@@ -163,11 +163,14 @@ class RoomFor(GatedLog):
 
     room = 1_000
 
-    async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
+    async def append(self, frame: Frame, expected: Position) -> Position:
         if self.room == 0:
             raise LogUnavailable("the disk is full")
         self.room -= 1
-        return await super().append(frame, expected, inline=inline)
+        return await super().append(frame, expected)
+
+    def append_now(self, frame: Frame, expected: Position) -> Position | None:
+        return None
 
 
 @pytest.mark.parametrize("calls", ["one call", "many calls"])
@@ -345,10 +348,10 @@ class BrokenLog(MemoryLog):
 
     broken = False
 
-    async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
+    def _add(self, frame: Frame, expected: Position) -> Position:
         if self.broken:
             raise RuntimeError("a bug in the store")
-        return await super().append(frame, expected, inline=inline)
+        return super()._add(frame, expected)
 
 
 @in_company

@@ -141,6 +141,7 @@ async def test_a_grant_whose_caller_is_gone_is_released_in_the_next_frame(togeth
     await settle()
     log.gate.set()
     await soon(asyncio.gather(*others))
+    await settle()
     assert (await soon(shard.get(sequence_id))).state == "ready"
     [release] = [frame for frame in await frames_of(log) if b'"Released"' in frame.data]
     assert b'"undelivered":true' in release.data

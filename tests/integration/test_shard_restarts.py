@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from omnirelay.core import events as ev
+from omnirelay.core.evolve import evolve
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.core.snapshot import digest, load
@@ -26,6 +27,7 @@ from omnirelay.engine.snapshotter import make_snapshot
 from omnirelay.errors import FailedPrecondition, LogDamaged, Unavailable
 from omnirelay.log import MemoryLog, SqliteLog
 from omnirelay.log.base import EventLog, SnapshotRecord
+from omnirelay.log.frame import decode_frame, decode_header
 from omnirelay.testing.clock import FakeClock, settle
 from omnirelay.testing.conformance import Leader
 from tests.integration.shards import (
@@ -34,6 +36,7 @@ from tests.integration.shards import (
     Place,
     enqueued,
     events_of,
+    frames_of,
     item,
     items,
     kinds_of,
@@ -190,6 +193,29 @@ async def test_options_change_by_an_event_and_survive(kind: str, tmp_path: Path)
     shard = await place.open(clock)
     assert shard.state.options == QueueOptions(lease_duration_ms=2_000)
     assert (await kinds_of(shard.log)).count("OptionsChanged") == 2
+    await shard.close()
+
+
+@on_every_log
+async def test_every_frame_of_a_log_says_how_deep_the_queue_was_after_it(kind: str, tmp_path: Path) -> None:
+    place, clock = Place(kind, tmp_path), FakeClock()
+    shard = await place.open(clock)
+    await enqueued(shard, *items(5))
+    await one_lease(shard)
+    await shard.close_intake("archive", "it is full")
+    place.crash(shard)
+    # A frame of its own that nobody asked for: the election, the intake that is opened again, and the options.
+    shard = await place.open(clock, options=QueueOptions(lease_duration_ms=2_000))
+    await shard.complete((await one_lease(shard)).token)
+    state, told, counted = State(), [], []
+    for frame in await frames_of(shard.log):
+        for event in decode_frame(frame, shard=shard.log.shard, log_id=shard.log.log_id):
+            evolve(state, event)
+        header = decode_header(frame.data)
+        told.append((header.pending, header.active))
+        counted.append((state.pending_count, state.leased.live))
+    assert told == counted
+    assert (4, 1) in counted[:-1]
     await shard.close()
 
 

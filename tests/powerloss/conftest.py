@@ -12,9 +12,19 @@ import pytest
 
 from omnirelay.log.sqlite import log as sqlite_log
 from omnirelay.log.sqlite import writer as sqlite_writer
+from omnirelay.log.sqlite.redo_file import RedoPlan
 
 LONG = os.environ.get("OMNIRELAY_LONG") == "1"
 """The long forms leave nothing out."""
+
+REDO = RedoPlan(
+    after_frames=6,
+    half_bytes=64 * 1024,
+    frame_bytes_max=20 * 1024,
+    settle_bytes=16 * 1024,
+    settle_s=0.0,
+)
+"""A redo file soon, so small that it is filled again and again, and frames that it does not take."""
 
 
 @pytest.fixture(scope="module")

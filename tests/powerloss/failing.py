@@ -15,7 +15,9 @@ from omnirelay.core.payload import NewItem, Payload
 from omnirelay.engine.shard import Shard
 from omnirelay.errors import LogOutcomeUnknown, LogUnavailable, NotFound, Unavailable
 from omnirelay.log.sqlite import SqliteLog
+from omnirelay.log.sqlite.redo_file import RedoPlan
 from omnirelay.testing.disk import Disk, Outcome, Rearranged, RecordingVFS
+from tests.powerloss.conftest import REDO
 from tests.powerloss.recording import NAMESPACE, Known, Recording, check, noting_witnesses, replayed
 from tests.powerloss.script import OPTIONS, Script
 
@@ -56,6 +58,7 @@ class FailingDisk:
         seed: int,
         *,
         patience: int = 0,
+        redo: RedoPlan | None = REDO,
         mend: Callable[[RecordingVFS], None] = RecordingVFS.heal,
     ) -> None:
         """`patience`: how many more tries in vain the operator waits for before mending the disk."""
@@ -65,6 +68,7 @@ class FailingDisk:
         self._directory = directory
         self._home = directory / NAMESPACE
         self._patience = patience
+        self._redo = redo
         self._mend = mend
         self._log_id = ""
         self._witnesses: list[tuple[int, int, bytes]] = []
@@ -110,7 +114,7 @@ class FailingDisk:
         raise AssertionError("the shard does not start on a disk that works again")
 
     async def _open(self) -> Shard:
-        log = SqliteLog.open(self._directory, NAMESPACE, vfs=self.vfs.name)
+        log = SqliteLog.open(self._directory, NAMESPACE, vfs=self.vfs.name, redo=self._redo)
         assert self._log_id in ("", log.log_id) or self.script.acknowledged == 0
         self._log_id = log.log_id
         try:

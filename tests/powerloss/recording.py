@@ -24,6 +24,7 @@ from omnirelay.log.frame import decode_frame
 from omnirelay.log.sqlite import SqliteLog
 from omnirelay.log.sqlite.connection import Synchronous
 from omnirelay.testing.disk import Disk, Operation, Outcome, RecordingVFS
+from tests.powerloss.conftest import REDO
 from tests.powerloss.script import OPTIONS, Script
 
 NAMESPACE: Final = "jobs"
@@ -117,8 +118,9 @@ async def record(
     starts: list[int] = []
     known: dict[int, Known] = {}
     with RecordingVFS() as vfs:
-        for file in sorted((directory / NAMESPACE).glob("leases.db*")):
-            vfs.take_in(file)
+        for file in sorted((directory / NAMESPACE).glob("leases.*")):
+            if file.suffix.startswith(".db") or file.suffix == ".redo":
+                vfs.take_in(file)
         starts.append(vfs.position)
         acknowledged.append((vfs.position, due))
         witness = directory / NAMESPACE / "leases.witness"
@@ -128,7 +130,7 @@ async def record(
         with noting_witnesses(vfs, witness, witnesses):
             log_id = ""
             for session in range(restarts + 1):
-                log = SqliteLog.open(directory, NAMESPACE, vfs=vfs.name, synchronous=synchronous)
+                log = SqliteLog.open(directory, NAMESPACE, vfs=vfs.name, synchronous=synchronous, redo=REDO)
                 log_id = log.log_id
                 script.shard = await Shard.open(log, options=OPTIONS, clock=script.clock, ids=script.next_lease_id)
                 starts.append(vfs.position)

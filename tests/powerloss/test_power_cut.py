@@ -38,6 +38,10 @@ def test_the_script_covers_what_a_log_does_to_its_disk(recording: Recording) -> 
     assert sum(write.file in database for write in writes) > 50, "pages copied by checkpoints"
     assert sum(isinstance(operation, Synced) for operation in recording.operations) > 150
     assert len(recording.starts) == 3
+    redo = _file_named(recording, "leases.redo")
+    records = [write for write in writes if write.file in redo]
+    assert len(records) > 60
+    assert sum(record.offset == 0 for record in records) > 2 + len(redo), "records written over"
 
 
 # Short form: all cuts with nothing kept; every few of the others.

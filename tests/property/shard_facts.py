@@ -23,24 +23,29 @@ class HeldLog:
         self.after = asyncio.Event()
         self.after.set()
         self.facts = Facts()
-        self.quick_though_held = False
-        """Appends that have to wait are made without a hop, too."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    @property
-    def is_quick(self) -> bool:
-        return self.quick_though_held or (self.before.is_set() and self.after.is_set())
-
-    async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
+    async def append(self, frame: Frame, expected: Position) -> Position:
         await self.before.wait()
-        position: Position = await self.inner.append(frame, expected, inline=inline)
+        position: Position = await self.inner.append(frame, expected)
+        self._note(frame, position)
+        await self.after.wait()
+        return position
+
+    def append_now(self, frame: Frame, expected: Position) -> Position | None:
+        if not (self.before.is_set() and self.after.is_set()):
+            return None
+        position: Position | None = self.inner.append_now(frame, expected)
+        if position is not None:
+            self._note(frame, position)
+        return position
+
+    def _note(self, frame: Frame, position: Position) -> None:
         if position.sequence > self.facts.last:
             for event in decode_frame(frame, shard=self.inner.shard, log_id=self.inner.log_id):
                 self.facts.take(event)
-        await self.after.wait()
-        return position
 
 
 async def events_of(log: EventLog) -> list[ev.Event]:

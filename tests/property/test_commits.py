@@ -95,9 +95,10 @@ def rows_of_run(commits: Commits, made: Made, run: Run) -> list[Row]:
     whole = commits.frames[run.piece].data if run.in_frame else made.parts[run.piece]
     text, rows = whole[run.begins : run.ends], []
     for at, place in enumerate(memoryview(made.parts[-1]).cast("q")[run.start : run.stop]):
-        begins = (place >> 32) + (at + 1) * run.gap - 1
-        line = text[begins : begins + (place & 0xFFFFFFFF) + run.beginning].decode()
-        rows.append((run.first + at, run.event_type, run.timestamp, run.peer, line + run.ending))
+        begins, number = (place >> 32) - 1, run.first + at
+        line = text[begins : begins + (place & 0xFFFFFFFF)].decode()
+        line += f"{run.number_behind}{number}" if run.number_behind else ""
+        rows.append((number, run.event_type, run.timestamp, run.peer, line + run.ending))
     return rows
 
 

@@ -49,13 +49,12 @@ def slowly(frame: Frame, region: str | None) -> bytes:
     return b"".join(msgspec.json.encode(document_of(raw, **around)) + b"\n" for raw in header.events)
 
 
-def cut_out(data: bytes, places: Places) -> Iterator[bytes]:
+def cut_out(data: bytes, places: Places, first: int) -> Iterator[bytes]:
     """The lines that `places` says, with a line feed behind each."""
-    alike, at = places.alike, places.alike.begins
-    for size in places.sizes:
-        ends = at + len(alike.beginning) + size
-        yield data[at:ends] + alike.reads + b"\n"
-        at = ends + len(alike.stands) + 1
+    at, behind = places.begins, places.number_behind
+    for number, size in enumerate(places.sizes, first):
+        yield data[at : at + size] + (f"{behind}{number}".encode() if behind else b"") + places.alike.reads + b"\n"
+        at += size + places.gap
 
 
 def check(frame: Frame, region: str | None = "eu") -> bool:
@@ -69,7 +68,7 @@ def check(frame: Frame, region: str | None = "eu") -> bool:
     if isinstance(places, Uniform):
         assert places == uniform
     else:
-        assert b"".join(cut_out(frame.data, places)) == uniform.lines
+        assert b"".join(cut_out(frame.data, places, frame.first)) == uniform.lines
         alike = places.alike
         assert (alike.event_type, alike.timestamp, alike.peer) == (uniform.event_type, uniform.timestamp, uniform.peer)
     assert uniform.lines == slowly(frame, region)
@@ -155,15 +154,25 @@ def test_the_commits_of_a_busy_shard_are_uniform(kind: str, caller: dict[str, An
     """Else nothing here would be of use."""
     assert check(frame_of(many(kind, **({} if kind == "Completed" else caller))))
     assert check(frame_of(many(kind, 1)))
-    frame = frame_of(many(kind))
-    assert isinstance(places_of(frame.data, frame.count, "eu"), Uniform if kind == "LeaseGranted" else Places)
+    frame = frame_of(many(kind, **({} if kind == "Completed" else caller)))
+    assert isinstance(places_of(frame.data, frame.count, "eu"), Places)
 
 
 def test_leases_of_a_few_durations_are_uniform() -> None:
     events = many("LeaseGranted")
     for at, event in enumerate(events):
         event["expiresAt"] += at % 3
-    assert check(frame_of(events))
+    frame = frame_of(events)
+    assert check(frame)
+    assert isinstance(places_of(frame.data, frame.count, "eu"), Uniform)
+
+
+@pytest.mark.parametrize("count", [9, 10, 99, 100])
+def test_leases_whose_numbers_are_not_equally_long_are_uniform(count: int) -> None:
+    """The database puts numbers behind what it cuts out, and how long they were says where it begins."""
+    frame = frame_of(many("LeaseGranted", count, guard=True))
+    assert check(frame)
+    assert isinstance(places_of(frame.data, frame.count, "eu"), Places if count == 9 else Uniform)
 
 
 @pytest.mark.parametrize(

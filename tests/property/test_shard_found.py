@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-import pytest
-
 from omnirelay.core.payload import Caller
 from omnirelay.engine.shard import Shard
 from omnirelay.log.base import EventLog
@@ -58,10 +56,8 @@ async def test_a_lease_call_that_came_just_before_the_close_is_answered() -> Non
     await clock.advance(10_000)
 
 
-@pytest.mark.parametrize("quick", [True, False], ids=["without a hop", "with a hop"])
-async def test_a_read_does_not_overtake_the_only_frame_under_way(quick: bool) -> None:
+async def test_a_read_does_not_overtake_the_only_frame_under_way() -> None:
     shard, log, _ = await opened()
-    log.quick_though_held = quick
     log.before.clear()
     enqueue = asyncio.ensure_future(shard.enqueue([new_item()]))
     await settle()

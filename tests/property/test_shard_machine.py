@@ -161,7 +161,6 @@ class ShardMachine(RuleBasedStateMachine):
         second=st.lists(CALLS, min_size=1, max_size=4),
         ticks=st.integers(1, 5),
         leaves=st.lists(st.integers(0, 9), max_size=2),
-        inline=st.booleans(),
         crash=st.booleans(),
     )
     def overtake(
@@ -171,12 +170,11 @@ class ShardMachine(RuleBasedStateMachine):
         second: list[Call],
         ticks: int,
         leaves: list[int],
-        inline: bool,
         crash: bool,
     ) -> None:
         """Calls that come while others are being made durable: none may be told what is not durable yet."""
         self.alive()
-        self.the_disk_is_slow(where, inline)
+        self.the_disk_is_slow(where)
         self.run(self._submit(first, ticks))
         self.run(self._submit(second, ticks))
         for pick in leaves:
@@ -250,10 +248,9 @@ class ShardMachine(RuleBasedStateMachine):
 
     # -- disks ---------------------------------------------------------------------------------
 
-    @rule(where=st.sampled_from(["before", "after", "nowhere", "nowhere"]), inline=st.booleans())
-    def the_disk_is_slow(self, where: str, inline: bool) -> None:
+    @rule(where=st.sampled_from(["before", "after", "nowhere", "nowhere"]))
+    def the_disk_is_slow(self, where: str) -> None:
         assert self.log is not None
-        self.log.quick_though_held = inline
         for gate, name in ((self.log.before, "before"), (self.log.after, "after")):
             gate.clear() if name == where else gate.set()
         self.run(self._submit([], 5))
@@ -342,7 +339,6 @@ STEPS = st.one_of(
         st.lists(CALLS, min_size=1, max_size=4),
         st.integers(1, 5),
         st.lists(st.integers(0, 9), max_size=2),
-        st.booleans(),
         st.booleans(),
     ),
     st.tuples(st.just("let_time_pass"), st.sampled_from([1, 500, 3_000, 10_000])),

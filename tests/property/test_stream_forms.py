@@ -104,6 +104,7 @@ messages = some_of(
     open=some_of(
         peerId=texts, credit=small, filters=some_of(tenants=st.lists(texts, max_size=2)), compact=st.booleans()
     ),
+    withdraw=st.booleans(),
     credit=small,
     begin=st.lists(tokens, max_size=2),
     acks=st.lists(some_of(verb=st.sampled_from(["complete", "Heartbeat", "no"]), **ack_fields), max_size=3),

@@ -33,6 +33,7 @@ OPERATIONS = (
     "enqueue",
     "connect",
     "credit",
+    "withdraw",
     "begin",
     "heartbeat",
     "complete",
@@ -99,6 +100,13 @@ class Model:
             stream = self.streams[which % len(self.streams)]
             stream.credit += much
             await stream.peer.send({"credit": much})
+
+    async def withdraw(self, which: int, much: int) -> None:
+        """And more credit with it, or none."""
+        if self.streams:
+            stream = self.streams[which % len(self.streams)]
+            stream.credit = stream.pushed + much
+            await stream.peer.send({"withdraw": True, "credit": much})
 
     async def begin(self, which: int, much: int) -> None:
         held = self._pick(which, lambda each: each.stream is not None and not each.begun)
@@ -252,6 +260,8 @@ def test_streams_do_what_the_model_says(run: Any) -> None:
     )
     @example([("connect", 0, 3), ("enqueue", 0, 3), ("heartbeat", 0, 0), ("elsewhere", 0, 2), ("drop", 0, 0)])
     @example([("connect", 0, 3), ("enqueue", 0, 1), ("connect", 0, 0), ("adopt", 0, 1), ("drop", 0, 0)])
+    @example([("connect", 0, 3), ("withdraw", 0, 0), ("enqueue", 0, 3), ("withdraw", 0, 2), ("drop", 0, 0)])
+    @example([("enqueue", 0, 2), ("connect", 0, 3), ("withdraw", 0, 0), ("release", 0, 0), ("credit", 0, 1)])
     @given(STEPS)
     def check(steps: list[Step]) -> None:
         run(follow(steps))

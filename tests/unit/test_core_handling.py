@@ -342,3 +342,40 @@ def test_whoever_looks_at_an_item_can_change_nothing_of_it() -> None:
     assert kernel.do(cmd.CancelItem(1)).state == "cancelled"
     assert kernel.lease_one().payload == payload("b", attributes={"tenant": "x"})
     assert digest(kernel.replayed()) == kernel.digest()
+
+
+MIB = 1024 * 1024
+
+
+def in_pages(kernel: Kernel, state_name: str) -> list[list[int]]:
+    """The ids of all items in that state, page by page."""
+    pages: list[list[int]] = []
+    after: int | None = 0
+    while after is not None:
+        page = views.peek(kernel.state, state_name=state_name, after=after, items_max=1_000)
+        pages.append([item.sequence_id for item in page.items])
+        after = page.next
+    return pages
+
+
+@pytest.mark.parametrize("state_name", ["ready", "leased", "completed", "dead"])
+def test_a_page_ends_with_the_item_that_makes_it_too_large(state_name: str) -> None:
+    kernel = Kernel()
+    body = bytes(MIB // 2 if state_name == "completed" else MIB)
+    for number in range(10):
+        kernel.enqueue(new_item(str(number), body=body))
+    if state_name != "ready":
+        for granted in kernel.lease(7) + kernel.lease(3):
+            if state_name == "completed":
+                kernel.complete(granted.token, result=bytes(MIB // 2))
+            elif state_name == "dead":
+                kernel.fail(granted.token, mode="dead")
+    assert in_pages(kernel, state_name) == [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10]]
+
+
+def test_a_page_counts_what_it_shows_and_not_what_it_passes_over() -> None:
+    kernel = Kernel()
+    for number in range(10):
+        kernel.enqueue(new_item(str(number), resource_type="large", body=bytes(MIB)), new_item(resource_type="small"))
+    page = views.peek(kernel.state, resource_type="small")
+    assert (len(page.items), page.next) == (10, None)

@@ -8,6 +8,7 @@ import pytest
 
 from omnirelay.core import commands as cmd
 from omnirelay.core.options import Limit, QueueOptions
+from omnirelay.core.rules.selecting import Globs, _globs_of
 from omnirelay.errors import InvalidArgument
 from tests.builders import WORKER, Kernel, new_item
 from tests.gates import SECOND, classes, fill, grant, ids, of_tenant, pause, tenants, types, windows
@@ -163,3 +164,20 @@ def test_a_bad_filter_is_refused(fields: dict[str, Any], field: str) -> None:
     error = kernel.refusal(cmd.GrantLeases(WORKER, **fields))
     assert isinstance(error, InvalidArgument)
     assert (error.code, error.details["field"]) == (f"resourcelease.{field}.invalid", field)
+
+
+def test_globs_take_the_same_of_more_names_than_they_remember() -> None:
+    globs = Globs(("t*0", "view"))
+    names = ["view", *(f"t{number}" for number in range(25_000))]
+    for _ in range(2):
+        taken = [name for name in names if globs.take(name)]
+        assert taken == ["view", *(f"t{number}" for number in range(0, 25_000, 10))]
+
+
+def test_calls_with_the_same_globs_share_what_is_known_of_names() -> None:
+    kernel = mixed()
+    _globs_of.cache_clear()
+    for _ in range(3):
+        assert kernel.lease(1, resource_types=("q*", "p?")) == []
+        assert kernel.lease(1, resource_types=("p?", "q*", "p?")) == []
+    assert (_globs_of.cache_info().misses, _globs_of.cache_info().hits) == (1, 5)

@@ -26,7 +26,8 @@ from omnirelay.core.items import (
 from omnirelay.core.lanes import Level
 from omnirelay.core.options import QueueOptions
 from omnirelay.core.pauses import Pause
-from omnirelay.core.records import ItemRecord, LeaseRecord, item_of, lease_of, record_of_item, record_of_lease
+from omnirelay.core.recording import item_of, lease_of, record_of_item, record_of_lease
+from omnirelay.core.records import ItemRecord, LeaseRecord
 from omnirelay.core.schedule import Schedule
 from omnirelay.core.state import RequestRecord, State
 from omnirelay.core.waiting import CLASSES

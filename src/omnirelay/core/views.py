@@ -11,6 +11,7 @@ from omnirelay.core.closures import DEPTH, Closure
 from omnirelay.core.events import BackpressureChanged
 from omnirelay.core.intake import check_caller, check_required_number, check_text, refuse, request_key
 from omnirelay.core.items import COMPLETED, DEAD, DELAYED, LEASED, READY, STATE_NAMES, Item
+from omnirelay.core.options import COMMAND_BYTES_MAX
 from omnirelay.core.payload import Caller, Payload
 from omnirelay.core.rules.closing import depth_reason
 from omnirelay.core.rules.handling import SCAN_MAX, find_item, matches
@@ -19,7 +20,10 @@ from omnirelay.core.trail import Trail
 from omnirelay.errors import NotFound
 
 PAGE_MAX = 1_000
-
+PAGE_BYTES_MAX = COMMAND_BYTES_MAX
+"""With the item that takes it beyond this a page ends. A thousand items may have gigabytes of bodies and results, and a
+node has to hold and encode a page as a whole.
+"""
 
 _NO_TRAIL = Trail()
 
@@ -62,6 +66,12 @@ def _copied(payload: Payload) -> Payload:
     return own
 
 
+def _bytes_of(item: Item) -> int:
+    """About what an item adds to a page; a result is part of its size."""
+    progress = None if item.trail is None else item.trail.progress
+    return item.size if progress is None else item.size + len(progress)
+
+
 def locate(state: State, sequence_id: int | None, request_id: str | None, caller: Caller) -> Item:
     """The item by its id, or by the request id it was enqueued with (in the caller's scope)."""
     if (sequence_id is None) == (request_id is None):
@@ -98,13 +108,15 @@ def dead_letters(
             )
         return Page([view(item)], None, len(state.dead))
     page: list[ItemView] = []
+    size = 0
     last = after
     for looked_at, item in enumerate(state.dead.after(after)):
-        if looked_at >= SCAN_MAX or len(page) >= items_max:
+        if looked_at >= SCAN_MAX or len(page) >= items_max or size > PAGE_BYTES_MAX:
             return Page(page, last, len(state.dead))
         last = item.stamp
         if matches(item, resource_type, error_code):
             page.append(view(item))
+            size += _bytes_of(item)
     return Page(page, None, len(state.dead))
 
 
@@ -131,15 +143,17 @@ def peek(
         return dead_letters(state, resource_type=resource_type, after=after, items_max=items_max)
     source, total = _listed(state, wanted)
     page: list[ItemView] = []
+    size = 0
     passed = after
     for item in islice(source, after, after + SCAN_MAX):
-        if len(page) >= items_max:
+        if len(page) >= items_max or size > PAGE_BYTES_MAX:
             return Page(page, passed, total)
         passed += 1
         if item.state != wanted or not matches(item, resource_type, None):
             continue
         if tenant is None or state.schedule.tenant_of(item) == tenant:
             page.append(view(item))
+            size += _bytes_of(item)
     return Page(page, passed if passed < total else None, total)
 
 

@@ -45,7 +45,8 @@ async def take_lead(
         first.append(cmd.ChangeOptions(options))
     for command in first:
         apply(state, command, now_ms, now_ms, lease_ids(), events)
-    frame = encode_frame(log.shard, log.log_id, state.generation, acquired.epoch, now_ms, events)
+    depth = (state.pending_count, state.leased.live)
+    frame = encode_frame(log.shard, log.log_id, state.generation, acquired.epoch, now_ms, events, depth)
     return await log.append(frame, acquired.position)
 
 

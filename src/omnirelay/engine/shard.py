@@ -165,7 +165,7 @@ class Shard(Operating):
             recovered.position,
             epoch=acquired.epoch,
             owner=owner,
-            time=time,
+            shard_time=time,
             clock=clock,
             ids=ids or lease_ids(),
             settings=settings,
@@ -334,6 +334,12 @@ class Shard(Operating):
         request = LeaseRequest(command, wait_ms, future, writer.now_ms())
         writer.submit(request, items_max if type(items_max) is int else 1)
         return future
+
+    def serve_now(self) -> bool:
+        """For whoever has just submitted something and knows of nothing else: serve it in this very step, if nobody
+        else is about. True when exactly one caller was answered. Listeners hear of it a turn of the loop later.
+        """
+        return self._writer.serve_now()
 
     def undelivered(self, leases: Sequence[GrantedLease]) -> None:
         """Give back leases whose answer could not be written: released in the next frame, no attempt burned."""

@@ -13,6 +13,11 @@ class Wake:
         self._is_set = False
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def awaited(self) -> bool:
+        """The task waits, or has not gone on yet."""
+        return self._waiter is not None
+
     def set(self) -> None:
         self._is_set = True
         waiter = self._waiter

@@ -1,4 +1,5 @@
-"""Group commit: the one task that decides, evolves and appends.
+"""Group commit: the one place that decides, evolves and appends, in a task of its own or, for a call that comes alone,
+in the step in which it comes.
 
     inbox ──▶ decide · evolve · encode ──▶ append (durable, fenced) ──▶ answers
 
@@ -17,10 +18,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from omnirelay.core.answers import GrantedLease, ItemView
 from omnirelay.core.commands import AdvanceTime, Command, ElectLeader
@@ -53,13 +55,18 @@ from omnirelay.log.failpoints import hit
 
 _log = logging.getLogger("omnirelay.engine")
 
-INLINE_BYTES_MAX = 64 * 1024
+INLINE_BYTES_MAX = 32 * 1024
 """Larger frames go to the writer thread: hashing them would hold up the loop, and the next one can be decided while
 they are written."""
 
 CROWD = 3
 """When a frame has answered so many callers, more of them are on their way. One alone, and one that hands an item to a
 peer that waits, do not wait for company."""
+
+ALONE_EVENTS_MAX: Final = 16
+ALONE_NS_MIN: Final = 30_000
+"""A request is alone when it is small, the last frame answered less than a crowd, and so much time has gone since then:
+whoever else there is would have come meanwhile, out of what waited in the sockets."""
 
 RETURN_MAX = 1_000
 """Most grants that one command returns."""
@@ -76,7 +83,7 @@ class Writer:
         *,
         epoch: int,
         owner: str,
-        time: ShardTime,
+        shard_time: ShardTime,
         clock: Clock,
         ids: Ids,
         settings: EngineSettings,
@@ -97,7 +104,7 @@ class Writer:
         self._log = log
         self._epoch = epoch
         self._owner = owner
-        self.now_ms = time.now_ms
+        self.now_ms = shard_time.now_ms
         self._clock = clock
         self._settings = settings
         self._on_durable = on_durable
@@ -121,6 +128,12 @@ class Writer:
         self._task: asyncio.Task[None] | None = None
         self._answered = 0
         """How many callers the last frame answered."""
+        self._settled_at = 0
+        """When the last callers were answered, in monotonic nanoseconds."""
+        self._untold: Batch | None = None
+        """It was served at once, and only its caller knows yet."""
+        self._broken: BaseException | None = None
+        """What went wrong while something was served at once. The task gives the shard up."""
         self._closing = False
 
     # -- coming in -----------------------------------------------------------------------------
@@ -188,22 +201,66 @@ class Writer:
         self._inbox.append(ReadRequest(partial(_refuse_with, request.refusal), request.future, request.arrived_ms))
         self._wake.set()
 
+    def serve_now(self) -> bool:
+        """Decide and append what has just come, if it came alone; true when exactly one caller has an answer now.
+
+        Left to the task it would be its turn when the loop has looked for others once more, and the answer would leave
+        another turn later: nothing is gained by that where nobody else is about.
+        """
+        if len(self._inbox) != 1 or not self._is_alone():
+            return False
+        try:
+            batch = self._build()
+            begun = self._begin_append(batch) if batch.frames else None
+        except BaseException as error:
+            self._broken = error
+            if not isinstance(error, Exception):
+                raise
+            return False
+        self._answered = len(batch.answers)
+        if begun is not None:
+            self._send_off(batch, begun)
+            return False
+        self._settle(batch)
+        self._untold = batch  # The task has been woken by what came.
+        return self._answered == 1
+
+    def _is_alone(self) -> bool:
+        return (
+            self._answered < CROWD
+            and self._waiting_events <= ALONE_EVENTS_MAX
+            and self._wake.awaited
+            and self._untold is None
+            and self._open is None
+            and self._flying is None
+            and self._staged is None
+            and not self._closing
+            and time.monotonic_ns() - self._settled_at > ALONE_NS_MIN
+        )
+
     # -- the loop ------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         try:
             while True:
                 await self._wake.wait()
-                if self._flying is not None and self._flying[1].done():
-                    self._landed(*self._flying)
-                if self._flying is None and self._staged is not None:
+                if self._untold is not None:
+                    told, self._untold = self._untold, None
+                    self._tell(told)
+                    self._look_ahead()
+                if self._broken is not None:
+                    raise _as_failure(self._broken)
+                landed = self._flying
+                if landed is not None and landed[1].done():
+                    await self._land(*landed)
+                elif landed is None and self._staged is not None:
                     batch, self._staged = self._staged, None
                     await self._launch(batch)
                 if self._flying is None:
                     await self._take_off()
                 staging = self._flying is not None and self._staged is None
                 if staging and self._waiting_events >= self._settings.stage_events_min:
-                    await asyncio.sleep(0)  # Lets the frame that just took off reach the writer thread first.
+                    self._log.make_way()
                     self._staged = self._build()
                 if self._timer is None and self._flying is None:
                     # With a frame in flight nothing can be decided anyway; it is set again when that lands.
@@ -289,13 +346,8 @@ class Writer:
             self._answer(batch)
             self._look_ahead()
             return
-        small = len(batch.frames) == 1 and len(batch.frames[0].data) <= INLINE_BYTES_MAX
-        if small and self._log.is_quick:
-            # A hop to another thread and back takes about as long as a quick disk. A slow one must not stop the event
-            # loop, not for a lone caller either: other shards, probes and heartbeats live on it.
-            self._open = batch
-            await self._append(batch, inline=True)
-            self._open = None
+        begun = self._begin_append(batch)
+        if begun is None:
             self._answer(batch)
             # Callers go on in the loop's next turn and what they send leaves at the end of it. What is to be done
             # here meanwhile would only hold that up.
@@ -303,20 +355,55 @@ class Writer:
             await asyncio.sleep(0)
             self._set_timer()
             return
-        task = self._loop.create_task(self._append(batch, inline=False))
+        self._send_off(batch, begun)
+
+    def _begin_append(self, batch: Batch) -> asyncio.Future[Position] | None:
+        """Append a small batch on this very thread, if the log is quick: None, it is durable. Else have its first frame
+        appended in another. That begins here and not in the task that waits for it, whose turn comes after those who
+        were just answered.
+
+        A hop to another thread and back takes about as long as a quick disk. A slow one must not stop the event
+        loop, not for a lone caller either: other shards, probes and heartbeats live on it.
+        """
+        self._open = batch
+        frame = batch.frames[0]
+        begun: asyncio.Future[Position] | None
+        try:
+            position = self._log.append_now(frame, self.position) if _is_small(batch) else None
+            begun = None if position is not None else asyncio.ensure_future(self._log.append(frame, self.position))
+        except LogUnavailable as error:
+            # Where the task finds it, which can wait for better times.
+            position, begun = None, self._loop.create_future()
+            begun.set_exception(error)
+            _look_at(begun)
+        if position is not None:
+            self._appended(batch, frame, position)
+            hit("engine.durable")
+        self._open = None
+        return begun
+
+    def _send_off(self, batch: Batch, begun: asyncio.Future[Position]) -> None:
+        task = self._loop.create_task(self._append(batch, begun))
         task.add_done_callback(lambda _: self._wake.set())
         self._flying = (batch, task)
 
-    async def _append(self, batch: Batch, *, inline: bool) -> None:
+    def _appended(self, batch: Batch, frame: Frame, position: Position) -> None:
+        self.position = position
+        batch.durable += frame.count
+
+    async def _append(self, batch: Batch, begun: asyncio.Future[Position]) -> None:
+        """`begun` is the append of the first frame."""
+        first: asyncio.Future[Position] | None = begun
         for frame in batch.frames:
-            self.position = await self._append_frame(frame, self.position, inline)
-            batch.durable += frame.count
+            self._appended(batch, frame, await self._append_frame(frame, self.position, first))
+            first = None
         hit("engine.durable")
 
-    async def _append_frame(self, frame: Frame, expected: Position, inline: bool) -> Position:
+    async def _append_frame(self, frame: Frame, expected: Position, begun: asyncio.Future[Position] | None) -> Position:
         while True:
+            trying, begun = begun, None
             try:
-                position = await self._log.append(frame, expected, inline=inline)
+                position = await (trying or self._log.append(frame, expected))
             except LogUnavailable as error:
                 if self.stalled is None:
                     _log.error("log_unavailable", extra={"shard": self._log.shard, "reason": error.message})
@@ -342,16 +429,37 @@ class Writer:
             timer.cancel()
             self._pausing = None
 
-    def _landed(self, batch: Batch, task: asyncio.Task[None]) -> None:
+    async def _land(self, batch: Batch, task: asyncio.Task[None]) -> None:
+        """Answer the callers, and get the frame that is staged to the disk before anybody else hears of this one."""
         task.result()
         self._flying = None
-        self._answer(batch)
+        self._settle(batch)
+        staged, self._staged = self._staged, None
+        if staged is None or _is_small(staged):
+            self._tell(batch)
+            if staged is not None:
+                await self._launch(staged)
+        else:
+            try:
+                begun = self._begin_append(staged)
+            finally:
+                self._tell(batch)
+            assert begun is not None, "what is not small is appended elsewhere"
+            self._send_off(staged, begun)
         self._look_ahead()
 
     def _answer(self, batch: Batch) -> None:
+        self._settle(batch)
+        self._tell(batch)
+
+    def _settle(self, batch: Batch) -> None:
+        """Whoever waits for the batch has an answer now."""
+        self._settled_at = time.monotonic_ns()
         lost = batch.undelivered()
         if lost:
             self.return_undelivered(lost)
+
+    def _tell(self, batch: Batch) -> None:
         if batch.events:
             self._on_durable(batch.events)
             hit("engine.answered")
@@ -444,6 +552,18 @@ class Writer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _as_failure(broken: BaseException) -> Exception:
+    """What interrupts the whole process has gone to where it belongs; here it is a reason like any other."""
+    if isinstance(broken, Exception):
+        return broken
+    return LogOutcomeUnknown(f"the shard was interrupted while it decided: {broken!r}")
+
+
+def _is_small(batch: Batch) -> bool:
+    """Nothing in it is worth another thread."""
+    return not batch.frames or (len(batch.frames) == 1 and len(batch.frames[0].data) <= INLINE_BYTES_MAX)
 
 
 def _view_or_refuse(sequence_id: int, state: State, now_ms: int) -> ItemView:

@@ -12,7 +12,7 @@ sequence and chain with the head in one atomic step. Whoever is behind gets `Log
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -151,10 +151,10 @@ class LogSize(msgspec.Struct, frozen=True):
 
 
 class EventLog(Protocol):
-    """One shard's log. Every method is safe to call from the event loop; none blocks it but `append(inline=True)`.
+    """One shard's log. Every method is safe to call from the event loop; none blocks it but `append_now`.
 
     Two objects on one log are safe in any number of processes: all but one are refused. One object is for one event
-    loop, and its `append` calls MUST NOT overlap (there is one frame in flight per shard).
+    loop, and its appends MUST NOT overlap (there is one frame in flight per shard).
 
     Cancelling a call does not undo it. An append that was cancelled may still become durable: append the same frame
     again to learn where it stands.
@@ -168,25 +168,33 @@ class EventLog(Protocol):
         """Random name given at creation. Two logs of one shard never share it."""
         ...
 
-    @property
-    def is_quick(self) -> bool:
-        """Whether an append takes so little time right now that `inline` is worth it."""
-        ...
-
     async def acquire(self, owner: str) -> Acquired:
         """Raise the epoch durably; from then on every older epoch is refused."""
         ...
 
-    async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
-        """Add a frame right after `expected`; durable when it returns.
+    def append(self, frame: Frame, expected: Position) -> Awaitable[Position]:
+        """Add a frame right after `expected`; durable when what it returns is done. Awaited at once, or later: a store
+        MAY begin before that.
 
         Epoch, last sequence and chain are compared with the head in the step that writes. A frame that already is the
-        head (a retry of the same bytes) is answered with its position and not written again. `inline` asks to save the
-        hop to another thread; the store may decline.
+        head (a retry of the same bytes) is answered with its position and not written again.
 
         Raises InvalidArgument for a frame that can never be right (over 8 MiB, sequences that do not follow, no new
         generation where one is due), LogFenced, LogUnavailable (nothing was written; try the same frame again),
         LogOutcomeUnknown (give the shard up; reopen to learn what holds), LogDamaged.
+        """
+        ...
+
+    def append_now(self, frame: Frame, expected: Position) -> Position | None:
+        """The same on the caller's own thread, durable when it returns, for as long as the store is so quick that a hop
+        to another thread would cost as much. None: it is not, right now, and nothing was done.
+        """
+        ...
+
+    def make_way(self) -> None:
+        """To be called before the loop is kept busy for long: an append that has begun in another thread needs the
+        interpreter for a moment before it is the disk's, and may not get it for as long. Waits no more than a few
+        milliseconds; does nothing when there is none.
         """
         ...
 

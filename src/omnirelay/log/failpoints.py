@@ -17,6 +17,8 @@ FAILPOINTS: Final[tuple[str, ...]] = (
     "log.append.committed",
     "engine.durable",
     "engine.answered",
+    "log.redo.settling",
+    "log.redo.settled",
     "log.witness.before_write",
     "log.witness.written",
     "engine.snapshot.written",

@@ -134,11 +134,16 @@ class MemoryLog:
             storage.highest_known = known
             return Acquired(head.epoch, head.generation, head.position, head.time_ms, storage.unproven, known)
 
-    @property
-    def is_quick(self) -> bool:
-        return True
+    async def append(self, frame: Frame, expected: Position) -> Position:
+        return self._add(frame, expected)
 
-    async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
+    def append_now(self, frame: Frame, expected: Position) -> Position | None:
+        return self._add(frame, expected)
+
+    def make_way(self) -> None:
+        """There is no other thread."""
+
+    def _add(self, frame: Frame, expected: Position) -> Position:
         self._check_open()
         if self._given_up is not None:
             raise LogOutcomeUnknown(self._given_up + "; reopen the log", shard=self.shard, sequence=frame.first)

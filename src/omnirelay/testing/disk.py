@@ -1,8 +1,8 @@
 """A disk that loses power, fails and fills up: what SQLite does to its files, as data.
 
-`RecordingVFS` stands between SQLite and the real files. Every write, truncate, flush and delete goes to the
-file and, in the same order, into a list. `Disk` plays such a list up to any point and tells what the files
-could look like if the power had failed there:
+`RecordingVFS` stands between SQLite and the real files, and between the log and its redo file. Every write, truncate,
+flush and delete goes to the file and, in the same order, into a list. `Disk` plays such a list up to any point and
+tells what the files could look like if the power had failed there:
 
     with RecordingVFS() as vfs:
         log = SqliteLog.open(directory, "jobs", vfs=vfs.name)
@@ -21,17 +21,19 @@ What the model assumes of a disk, and no more:
   it is noticed: at the next opening of a file, or when `notice_names` is called;
 - after a failed flush what was to be flushed may be gone for good, though reading still shows it: the kernel
   calls such pages clean, and the next flush succeeds without them;
-- the shared memory of a WAL (`-shm`) is not on the disk at all.
+- the shared memory of a WAL (`-shm`) is not on the disk at all;
+- a redo file has all its blocks from the beginning, so what fails in a write to it is the flush.
 
 The same object makes the disk fail: the n-th write or flush, once or from then on, or when there is no room.
 """
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from types import TracebackType
@@ -39,6 +41,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 import apsw
 import msgspec
+
+from omnirelay.log.sqlite.redo_disk import OsRedoFile
+from omnirelay.log.sqlite.redo_file import RedoFile, stand_ins
 
 SECTOR_BYTES: Final = 512
 
@@ -140,11 +145,13 @@ class RecordingVFS(apsw.VFS):
         super().__init__(self.name, "")
 
     def __enter__(self) -> RecordingVFS:
+        stand_ins[self.name] = self._make_redo_file
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        del stand_ins[self.name]
         self.unregister()
         while self._held:
             os.close(self._held.pop())
@@ -269,6 +276,15 @@ class RecordingVFS(apsw.VFS):
             self.operations.append(Appeared(number, path, contents if existed else None))
         return number
 
+    def _make_redo_file(self, path: Path, size: int) -> RedoFile:
+        with self.lock:
+            self.notice_names()
+            if self.room_bytes is not None and sum(self._sizes.values()) + size > self.room_bytes:
+                self.failures += 1
+                raise OSError(errno.ENOSPC, self._message)
+            file = OsRedoFile(path, size)
+            return _RecordedRedoFile(self, self._know(os.fspath(path), existed=True), file)
+
     # ------------------------------------------------------------------------------ the files call these
 
     def write(self, number: int, data: bytes, offset: int, write: Callable[[bytes, int], None]) -> None:
@@ -288,6 +304,15 @@ class RecordingVFS(apsw.VFS):
         write(data, offset)
         self._sizes[number] = max(self._sizes[number], offset + len(data))
         self.operations.append(Wrote(number, offset, data))
+
+    def write_flushed(self, number: int, data: bytes, offset: int, file: RedoFile) -> None:
+        """To blocks that are there. Two operations: the power may fail before the flush, and in the midst of it."""
+        with self.lock:
+            self._write(number, data, offset, lambda data, offset: file.write(offset, (data,)))
+            try:
+                self.sync(number, False, lambda: None)
+            except apsw.Error as error:
+                raise OSError(errno.EIO, self._message) from error
 
     def truncate(self, number: int, size: int, truncate: Callable[[int], None]) -> None:
         with self.lock:
@@ -324,6 +349,19 @@ class _RecordedFile(apsw.VFSFile):
         flush = super().xSync
         self._vfs.sync(self.number, self._wants_directory, lambda: flush(flags))
         self._wants_directory = False
+
+
+class _RecordedRedoFile:
+    def __init__(self, vfs: RecordingVFS, number: int, file: OsRedoFile) -> None:
+        self._vfs = vfs
+        self._number = number
+        self._file = file
+
+    def write(self, offset: int, parts: Sequence[bytes]) -> None:
+        self._vfs.write_flushed(self._number, b"".join(parts), offset, self._file)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 # ---------------------------------------------------------------------------------------- after the cut

@@ -168,11 +168,18 @@ def endings_at(
 
 @lru_cache(maxsize=4096)
 def _member(name: str, ms: int) -> tuple[bytes, bytes] | None:
-    try:
-        text = instant(ms)
-    except OverflowError:
+    text = instant_read(ms)
+    if text is None:
         return None
     return b'"%b":%d,' % (name.encode(), ms), b'"%b":"%b",' % (name.encode(), text.encode())
+
+
+def instant_read(ms: int) -> str | None:
+    """As readers get it; None for one that no calendar has."""
+    try:
+        return instant(ms)
+    except OverflowError:
+        return None
 
 
 # -- outlines ------------------------------------------------------------------------------------

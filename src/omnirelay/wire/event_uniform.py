@@ -14,11 +14,13 @@ type first), and as many ends before a beginning as there have to be.
 from __future__ import annotations
 
 import re
+from itertools import repeat
+from operator import add, sub
 from typing import Any, Final
 
 import msgspec
 
-from omnirelay.wire.event_text import endings_at, replaced, with_deadlines
+from omnirelay.wire.event_text import endings_at, instant_read, replaced, with_deadlines
 
 _HEAD: Final = re.compile(rb'\{"shard":[^{}]*,"events":\[(\{"eventType":"(\w+)",)')
 _TAIL: Final = re.compile(rb',"timestamp":(\d{1,15})\}\](?:,"pending":(\d+))?(?:,"active":(\d+))?\}\Z')
@@ -29,6 +31,10 @@ _NUMBER: Final = b',"sequenceNumber":'
 _PEER: Final = b',"peerId":'
 _PRINCIPAL: Final = b',"principal'
 """Not only the name: there is also its thumbprint, which is more than this takes care of."""
+
+_EXPIRES: Final = b',"expiresAt":'
+_DEADLINE: Final = re.compile(rb',"expiresAt":(\d{1,15})(|,.*?),"sequenceNumber":')
+"""And what stands behind it up to the number: who did it, say."""
 
 _MORE: Final = b"metadata|schemaVersion|progress|items|notBefore|enqueuedAt|until|downFrom|eventType"
 """Names that make more of an event than its end read otherwise, or that hold what others wrote."""
@@ -97,8 +103,15 @@ class Places(msgspec.Struct, frozen=True, gc=False):
     """The same events where they stand in the commit, for who cuts them out and ends each by itself."""
 
     alike: Alike
+    begins: int
+    """Where the first one begins."""
     sizes: list[int]
-    """Bytes of each event between its beginning and its ending."""
+    """Bytes of each event, as far as readers get them as they stand."""
+    gap: int
+    """Bytes from there to where the next event begins."""
+    number_behind: str = ""
+    """What readers get behind what is cut out, and before the number of the event. Where it is empty, the number was
+    cut out, too."""
 
 
 def uniform_of(data: bytes, count: int, region: str | None) -> Uniform | None:
@@ -108,15 +121,43 @@ def uniform_of(data: bytes, count: int, region: str | None) -> Uniform | None:
 
 
 def places_of(data: bytes, count: int, region: str | None) -> Places | Uniform | None:
-    """The same without making their text, unless that takes more than an end."""
+    """The same without making their text, unless that takes more than an end, or than one deadline for all."""
     alike = _alike(data, count, region)
     if alike is None:
         return None
     if alike.event_type in _WITH_DEADLINE:
-        return _uniform(data, count, alike)
-    begins = alike.begins + len(alike.beginning)
-    sizes = list(map(len, data[begins : alike.ends].split(alike.separator)))
-    return Places(alike, sizes) if len(sizes) == count else None
+        return _dated_places(data, count, alike) or _uniform(data, count, alike)
+    beginning = len(alike.beginning)
+    pieces = data[alike.begins + beginning : alike.ends].split(alike.separator)
+    if len(pieces) != count:
+        return None
+    return Places(alike, alike.begins, list(map(add, map(len, pieces), repeat(beginning))), len(alike.stands) + 1)
+
+
+def _dated_places(data: bytes, count: int, alike: Alike) -> Places | None:
+    """Events of one deadline, and the same from there to their numbers. None when they differ in that, or when some of
+    their numbers are longer than others.
+
+    They are cut up before their numbers. A piece then begins with the end of one event, and what follows is all of the
+    next one that readers get as it stands:
+
+        4003,"timestamp":5},{"eventType":"LeaseGranted","ownership":{…}      ,"expiresAt":9,"sequenceNumber":
+    """
+    found = _DEADLINE.search(data, alike.begins, alike.ends)
+    if found is None or data.count(_EXPIRES, alike.begins, alike.ends) != count:
+        return None
+    *pieces, last = data[alike.begins : alike.ends].split(found[0])
+    digits, deadline = len(last), instant_read(int(found[1]))
+    if len(pieces) != count or not last.isdigit() or deadline is None or int(last) - count + 1 < 10 ** (digits - 1):
+        return None
+    # That is what proves it: between two such places there is exactly one end of an event.
+    ends = map(bytes.startswith, pieces[1:], repeat(alike.separator), repeat(digits))
+    if not all(ends) or data.count(alike.separator, alike.begins, alike.ends) != count - 1:
+        return None
+    ending = digits + len(alike.stands) + 1
+    first, *others = map(len, pieces)
+    behind = f',"expiresAt":"{deadline}"{found[2].decode()}{_NUMBER.decode()}'
+    return Places(alike, alike.begins, [first, *map(sub, others, repeat(ending))], len(found[0]) + ending, behind)
 
 
 def _uniform(data: bytes, count: int, alike: Alike) -> Uniform | None:

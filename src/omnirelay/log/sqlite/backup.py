@@ -13,7 +13,7 @@ from omnirelay.errors import InvalidArgument, LogDamaged, LogUnavailable, OmniRe
 from omnirelay.log.failpoints import hit
 from omnirelay.log.files import make_directories, sync_directory, sync_file
 from omnirelay.log.snapshots import read_recorded, write_snapshot
-from omnirelay.log.sqlite.connection import connect, connect_reader, transaction, translate
+from omnirelay.log.sqlite.connection import connect, connect_reader, say_redo, transaction, translate
 from omnirelay.log.sqlite.paths import LogPaths
 from omnirelay.log.sqlite.reader import read_view
 from omnirelay.log.sqlite.rows import read_snapshots
@@ -69,6 +69,7 @@ def _fill(directory: Path, paths: LogPaths, shard: str, vfs: str | None) -> None
         with transaction(connection):
             _copy_snapshots(connection, paths, copy, shard)
             connection.execute(_MARK_UNPROVEN, (RESTORED_BACKUP, 0))
+            say_redo(connection, there=False)
     finally:
         connection.close()
     sync_file(copy.database)

@@ -20,6 +20,11 @@ PAGE_SIZE: Final = 16_384
 
 APPLICATION_ID: Final = 0x4F524C47
 
+VERSION_WITH_REDO: Final = 1_001
+"""The `user_version` of version 1 while there is a redo file. Versions of omnirelay that know of none refuse it as one
+that is too new for them, in place of losing what only that file has.
+"""
+
 BUSY_TIMEOUT_MS: Final = 5_000
 
 _CACHE_KIB: Final = 4 * 1024
@@ -100,6 +105,8 @@ def prepare_writer(connection: apsw.Connection, synchronous: Synchronous, journa
         raise LogUnavailable(f"SQLite cannot use its write-ahead log here (it says {mode!r}): no shared memory?")
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    # A statement that inserts many rows keeps a journal of its own, which by default is a file made for it.
+    connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute(f"PRAGMA journal_size_limit = {journal_bytes_max}")
 
 
@@ -127,6 +134,8 @@ def check_version(connection: apsw.Connection, path: Path) -> int:
     if _pragma(connection, "application_id") != APPLICATION_ID:
         raise LogDamaged(f"{path} is not a log of omnirelay; restore a backup", file=str(path))
     version = _pragma(connection, "user_version")
+    if version == VERSION_WITH_REDO:
+        return SCHEMA_VERSION
     if version > SCHEMA_VERSION:
         raise LogSchemaTooNew(
             f"{path} has schema version {version}, this version of omnirelay knows {SCHEMA_VERSION}; upgrade omnirelay",
@@ -137,6 +146,16 @@ def check_version(connection: apsw.Connection, path: Path) -> int:
     if version < 1:
         raise LogDamaged(f"{path} has no schema version; restore a backup", file=str(path), found=version)
     return version
+
+
+def has_redo(connection: apsw.Connection) -> bool:
+    """Whether a redo file may hold what the database lacks."""
+    return _pragma(connection, "user_version") == VERSION_WITH_REDO
+
+
+def say_redo(connection: apsw.Connection, *, there: bool) -> None:
+    """Note that there is a redo file, or that it is not needed any more; durable with the transaction around it."""
+    connection.execute(f"PRAGMA user_version = {VERSION_WITH_REDO if there else SCHEMA_VERSION}")
 
 
 def migrate(connection: apsw.Connection, version: int) -> None:

@@ -2,12 +2,14 @@
 
     DIR/{namespace}/leases.db         frames, head, anchor, snapshot records; any SQLite shell may read it (mode=ro)
                     leases.db-wal     commits that are not in leases.db yet: part of the log, never delete it
+                    leases.redo       frames that are not in leases.db yet, while there is a writer: the same
                     leases.lock       held by the one writer
                     leases.witness    how far the log had come about a second ago
                     snapshots/        see omnirelay.log.snapshots
 
 `append` runs on a thread of its own; reading, verifying and backups run on others with their own connections and never
-block it. Only the writer's connection checkpoints.
+block it. What is in the redo file only is brought into the database by one more (see `omnirelay.log.sqlite.upkeep`):
+after a moment, or before anything is read through this object.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Final, TypeVar, get_args
 import apsw
 import msgspec
 
-from omnirelay.errors import InvalidArgument, LogUnavailable
+from omnirelay.errors import InvalidArgument, LogLocked, LogUnavailable, OmniRelayError
 from omnirelay.log.base import (
     Acquired,
     Anchor,
@@ -37,6 +39,7 @@ from omnirelay.log.base import (
 from omnirelay.log.files import WriterLock, make_directories
 from omnirelay.log.retention import check_range
 from omnirelay.log.sqlite.backup import write_backup
+from omnirelay.log.sqlite.bringing_in import bring_in_if_left, wait_for_readers
 from omnirelay.log.sqlite.checks import check_identity
 from omnirelay.log.sqlite.connection import (
     Synchronous,
@@ -48,7 +51,9 @@ from omnirelay.log.sqlite.connection import (
 from omnirelay.log.sqlite.opening import open_writer
 from omnirelay.log.sqlite.paths import LogPaths
 from omnirelay.log.sqlite.reader import FrameReader, View, read_view
+from omnirelay.log.sqlite.redo_file import RedoPlan
 from omnirelay.log.sqlite.rows import read_size, read_snapshots
+from omnirelay.log.sqlite.upkeep import DEFAULT_REDO, Upkeep
 from omnirelay.log.sqlite.verification import Verification
 from omnirelay.log.sqlite.writer import Writer
 from omnirelay.log.witness import Witness, write_witness
@@ -58,8 +63,13 @@ WITNESS_INTERVAL_S: Final = 0.8
 
 READER_THREADS: Final = 4
 
-HANDOVER_S_MAX: Final = 0.005
-"""Longest wait of the event loop for the writer thread to begin. Hashing the largest frame takes about as long."""
+HANDOVER_S_MAX: Final = 0.0005
+"""How long the event loop waits for the writer thread at once. A frame that is hashed by then is the disk's without
+having to ask a busy loop for the interpreter, which takes as long; of a larger one the loop does not wait for the hash.
+"""
+
+MAKE_WAY_S_MAX: Final = 0.005
+"""Longest wait of the event loop for the writer thread. Hashing a large frame takes about as long."""
 
 T = TypeVar("T")
 
@@ -76,6 +86,7 @@ class SqliteLog:
         writer: Writer | None,
         lock: WriterLock | None,
         vfs: str | None,
+        redo: RedoPlan | None = None,
     ) -> None:
         self.shard = shard
         self.log_id = log_id
@@ -86,8 +97,11 @@ class SqliteLog:
         self._lock = lock
         self._vfs = vfs
         self._closed = False
-        # One thread: appends stay in order, and a checkpoint runs between them.
+        self._begun: threading.Event | None = None
+        """Set as soon as the append in the writer thread does without the interpreter."""
+        # One thread: appends stay in order.
         self._writing = ThreadPoolExecutor(1, thread_name_prefix=f"log-write-{shard}")
+        self._upkeep = Upkeep(writer, paths, shard, vfs, redo) if writer is not None else None
         self._reading = ThreadPoolExecutor(READER_THREADS, thread_name_prefix=f"log-read-{shard}")
         self._witness_timer: asyncio.TimerHandle | None = None
         self._witness_loop: asyncio.AbstractEventLoop | None = None
@@ -109,14 +123,18 @@ class SqliteLog:
         vfs: str | None = None,
         synchronous: Synchronous = "FULL",
         lock: bool = True,
+        redo: RedoPlan | None = DEFAULT_REDO,
     ) -> SqliteLog:
         """Open `directory/namespace`, creating the log if there is none. Blocks: a recovery reads the whole log.
 
         `shard` defaults to the namespace. `witness` puts the witness elsewhere, best on another disk. `read_only`
-        takes no lock, writes nothing and checks only what it reads; a damaged log can be read up to the damage.
+        takes no lock and checks only what it reads; a damaged log can be read up to the damage. It writes nothing, but
+        what a crash left in the redo file is brought into the database.
         `accept_loss` is the operator's word: whatever is missing or damaged is given up, the valid prefix is kept, and
         the log is `unproven`. `vfs`, `synchronous` and `lock` are for tests; anything but FULL or EXTRA loses
-        acknowledged events when the power fails, and without the lock only the compare in `append` protects.
+        acknowledged events when the power fails, and without the lock only the compare in `append` protects. `redo`
+        says when frames go through a redo file; there is none with None, and none without the lock, which is what keeps
+        others from writing between its frames.
 
         Raises LogLocked, LogDamaged, LogRegressed, LogSchemaTooNew (all: nothing was altered), LogUnavailable.
         """
@@ -131,7 +149,7 @@ class SqliteLog:
             if read_only:
                 return cls._open_read_only(paths, shard, vfs)
             make_directories(paths.directory)
-            held = WriterLock(paths.lock) if lock else None
+            held = _lock(paths) if lock or paths.redo.exists() else None
             try:
                 writer, log_id = open_writer(paths, shard, accept_loss=accept_loss, vfs=vfs, synchronous=synchronous)
             except BaseException:
@@ -144,12 +162,14 @@ class SqliteLog:
                 shard=shard,
                 file=str(paths.directory),
             ) from error
-        return cls(paths, shard, log_id, writer=writer, lock=held, vfs=vfs)
+        safe = lock and synchronous in ("FULL", "EXTRA")
+        return cls(paths, shard, log_id, writer=writer, lock=held, vfs=vfs, redo=redo if safe else None)
 
     @classmethod
     def _open_read_only(cls, paths: LogPaths, shard: str, vfs: str | None) -> SqliteLog:
         if not paths.database.exists():
             raise LogUnavailable(f"there is no log at {paths.database}", shard=shard, file=str(paths.database))
+        bring_in_if_left(paths, shard, vfs)
         with translated(paths.database, shard):
             connection = connect_reader(paths.database, vfs=vfs)
             try:
@@ -164,35 +184,54 @@ class SqliteLog:
     async def acquire(self, owner: str) -> Acquired:
         return await self._write(self._writer.acquire, owner)
 
-    @property
-    def is_quick(self) -> bool:
-        return self._writer.is_quick
+    def append(self, frame: Frame, expected: Position) -> asyncio.Future[Position]:
+        try:
+            writer = self._writer
+            appended = self._hand_over(writer, frame, expected)
+        except OmniRelayError as error:
+            refused: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+            refused.set_exception(error)
+            return refused
+        # Also when the caller was cancelled or the append refused: it costs nothing when nothing is new.
+        appended.add_done_callback(lambda _: self._look_after())
+        return appended
 
-    async def append(self, frame: Frame, expected: Position, *, inline: bool = False) -> Position:
+    def append_now(self, frame: Frame, expected: Position) -> Position | None:
         writer = self._writer
         try:
-            if inline:
-                position = writer.append_if_free(frame, expected)
-                if position is not None:
-                    return position
-            return await self._hand_over(writer, frame, expected)
+            return writer.append_if_quick(frame, expected)
         finally:
-            # Also when the caller was cancelled or the append refused: it costs nothing when nothing is new.
-            self._expect_witness()
-            self._checkpoint_if_due(writer)
+            self._look_after()
+
+    def make_way(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.wait(MAKE_WAY_S_MAX)
+
+    def _look_after(self) -> None:
+        """What an append leaves to be done behind it, where nobody waits for it."""
+        self._expect_witness()
+        if self._upkeep is not None:
+            self._upkeep.after_append()
+
+    async def _settled(self) -> None:
+        if self._upkeep is not None:
+            self._check_open()
+            await self._upkeep.settled()
 
     def _hand_over(self, writer: Writer, frame: Frame, expected: Position) -> asyncio.Future[Position]:
-        """Append in the writer thread. Returns when that thread has left the interpreter for SQLite.
-
-        It needs the interpreter until then, and a loop that goes on to decide the next frame hardly lets go of it;
-        compiled code never does. Without the wait disk and processor would take turns.
+        """Append in the writer thread, which hashes the frame without the interpreter and then needs it once more,
+        to leave it for SQLite. A loop that decides the next frame hardly lets go of it, and compiled code never does;
+        see `make_way`.
         """
         self._check_open()
         begun = threading.Event()
-        wait_s = 0.0 if writer.is_busy else HANDOVER_S_MAX
+        # Behind a checkpoint or a trim there is nothing to wait for: it may take long, and needs no interpreter.
+        self._begun = None if writer.is_held_up(frame, expected) else begun
         appended = self._writing.submit(writer.append, frame, expected, begun.set)
         appended.add_done_callback(lambda _: begun.set())
-        begun.wait(wait_s)
+        if self._begun is not None:
+            begun.wait(HANDOVER_S_MAX)
         return asyncio.wrap_future(appended)
 
     async def add_snapshot(self, record: SnapshotRecord, epoch: int) -> None:
@@ -208,19 +247,16 @@ class SqliteLog:
         await self._read(self._write_witness)
         while True:
             anchor, more = await self._write(writer.trim_slice, below, epoch)
-            self._checkpoint_if_due(writer)
+            if self._upkeep is not None:
+                self._upkeep.after_write()
             if not more:
                 return anchor
-
-    def _checkpoint_if_due(self, writer: Writer) -> None:
-        """Behind the append and not in it: the caller has its answer, only the next append may wait."""
-        if writer.wants_checkpoint and not self._closed:
-            self._writing.submit(writer.checkpoint)
 
     # ------------------------------------------------------------------------------ reading
 
     async def read(self, from_sequence: int = 1, to_sequence: int | None = None) -> AsyncIterator[Frame]:
         check_range(from_sequence)
+        await self._settled()
         reader = await self._read(self._frame_reader, from_sequence, to_sequence)
         try:
             ahead = self._read_ahead(reader)
@@ -233,9 +269,11 @@ class SqliteLog:
             self._let_go(reader)
 
     async def head(self) -> Head:
+        await self._settled()
         return (await self._read(self._view)).head.head
 
     async def size_after(self, sequence: int, up_to: int | None = None) -> LogSize:
+        await self._settled()
         return await self._read(self._query, lambda connection: read_size(connection, sequence, up_to))
 
     async def anchor(self) -> Anchor:
@@ -245,6 +283,7 @@ class SqliteLog:
         return await self._read(self._query, read_snapshots)
 
     async def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        await self._settled()
         anchor = await self.anchor()
         reader = await self._read(self._frame_reader, anchor.sequence + 1, None)
         try:
@@ -263,6 +302,7 @@ class SqliteLog:
 
     async def backup(self, destination: Path) -> None:
         """Copy to a new directory that `open` takes as DIR/{namespace}: database and snapshots, no witness."""
+        await self._settled()
         await self._read(write_backup, self._paths, self.shard, destination, self._vfs)
 
     def statistics(self) -> LogStatistics:
@@ -277,12 +317,14 @@ class SqliteLog:
         if self._closed:
             return
         self._closed = True
-        self._forget_timer()
+        self._forget_timers()
         await asyncio.to_thread(self._shut_down)
 
     def _shut_down(self) -> None:
         try:
             self._writing.shutdown()
+            if self._upkeep is not None:
+                self._upkeep.shut_down()
             if self._maybe_writer is not None:
                 self._maybe_writer.close()
                 self._write_witness()
@@ -294,8 +336,10 @@ class SqliteLog:
     def abandon(self) -> None:
         """Let go the way a killed process does, for tests: no checkpoint, no witness, only the locks are free."""
         self._closed = True
-        self._forget_timer()
+        self._forget_timers()
         self._writing.shutdown(cancel_futures=True)
+        if self._upkeep is not None:
+            self._upkeep.shut_down(cancel=True)
         self._reading.shutdown(cancel_futures=True)
         if self._maybe_writer is not None:
             self._maybe_writer.abandon()
@@ -322,10 +366,16 @@ class SqliteLog:
 
         An append must not fail because of it: the frame is durable, and the old witness is still true.
         """
+        writer = self._writer
         with self._witness_lock:
-            head = self._writer.durable
-            if head.position == self._witnessed or not self._writer.check_in_place():
+            head = writer.durable
+            if head.position == self._witnessed or not writer.check_in_place():
                 return
+            try:
+                writer.settle()  # Else whoever reads the log now would find it behind its witness.
+            except OmniRelayError:
+                if writer.unsettled_bytes and not self._closed:
+                    return
             witness = Witness(
                 self.shard,
                 self.log_id,
@@ -342,10 +392,12 @@ class SqliteLog:
             self._witnessed = head.position
             self._witness_writes += 1
 
-    def _forget_timer(self) -> None:
+    def _forget_timers(self) -> None:
         if self._witness_timer is not None:
             self._witness_timer.cancel()
             self._witness_timer = None
+        if self._upkeep is not None:
+            self._upkeep.stop()
 
     # ------------------------------------------------------------------------------ threads
 
@@ -357,7 +409,8 @@ class SqliteLog:
 
     async def _write(self, call: Callable[..., T], *arguments: object) -> T:
         self._check_open()
-        return await asyncio.get_running_loop().run_in_executor(self._writing, call, *arguments)
+        assert self._upkeep is not None, "whoever writes has a writer"
+        return await self._upkeep.run(call, *arguments)
 
     async def _read(self, call: Callable[..., T], *arguments: object) -> T:
         self._check_open()
@@ -393,3 +446,11 @@ class SqliteLog:
                     return call(connection)
             finally:
                 connection.close()
+
+
+def _lock(paths: LogPaths) -> WriterLock:
+    try:
+        return WriterLock(paths.lock)
+    except LogLocked:
+        wait_for_readers(paths)
+    return WriterLock(paths.lock)

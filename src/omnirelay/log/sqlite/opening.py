@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from omnirelay.errors import DataLoss, LogDamaged, LogOutcomeUnknown
 from omnirelay.log.snapshots import newest_snapshot
+from omnirelay.log.sqlite.bringing_in import bring_in
 from omnirelay.log.sqlite.building import (
     create_log,
     discard_unfinished,
@@ -53,10 +54,16 @@ def _open_writer(
     if not paths.database.exists():
         _create(paths, shard, accept_loss, vfs)
     else:
-        if accept_loss and recover_accepting_loss(paths, shard, _witness(paths, accept_loss), vfs) is not None:
-            _renew_witness(paths, shard, vfs)
+        bring_in(paths, shard, vfs, accept_loss=accept_loss, keep=accept_loss)
+        if accept_loss:
+            lost = recover_accepting_loss(paths, shard, _witness(paths, accept_loss), vfs)
+            # What the database had lost may be there once more, and fit onto what was kept of it.
+            bring_in(paths, shard, vfs, accept_loss=True)
+            if lost is not None:
+                _renew_witness(paths, shard, vfs)
         if paths.suspect.exists():
             recover_suspect(paths, shard, _witness(paths, accept_loss), vfs)
+            bring_in(paths, shard, vfs, accept_loss=accept_loss)
     with translated(paths.database, shard):
         return _open(paths, shard, _witness(paths, accept_loss), vfs, synchronous)
 
@@ -68,13 +75,14 @@ def write_witness_of(paths: LogPaths, shard: str, log_id: str, head: HeadRow) ->
 
 def _create(paths: LogPaths, shard: str, accept_loss: bool, vfs: str | None) -> None:
     """A new log, unless something says that there was one."""
-    if paths.wal.exists():
-        raise LogDamaged(
-            f"{paths.database} is missing but its {paths.wal.name} is there; put the database back, or remove both",
-            shard=shard,
-            file=str(paths.database),
-            sequence=1,
-        )
+    for left in (paths.wal, paths.redo):
+        if left.exists():
+            raise LogDamaged(
+                f"{paths.database} is missing but its {left.name} is there; put the database back, or remove both",
+                shard=shard,
+                file=str(paths.database),
+                sequence=1,
+            )
     witness = _witness(paths, accept_loss)
     snapshot = newest_snapshot(paths.directory)
     contents = empty_log(shard)

@@ -38,6 +38,11 @@ class LogPaths:
         return self.directory / "leases.db-shm"
 
     @property
+    def redo(self) -> Path:
+        """Frames that are durable and may not be in the database yet; there while a writer runs, and after a crash."""
+        return self.directory / "leases.redo"
+
+    @property
     def lock(self) -> Path:
         return self.directory / "leases.lock"
 
@@ -62,3 +67,10 @@ class LogPaths:
         while (self.directory / f"leases.db.{label}-{number}").exists():
             number += 1
         return f"leases.db.{label}-{number}"
+
+    def free_redo_aside(self) -> Path:
+        """An unused name `leases.redo.damaged-N` to keep a redo file under that did not check out."""
+        number = 1
+        while (aside := self.directory / f"{self.redo.name}.damaged-{number}").exists():
+            number += 1
+        return aside

@@ -256,6 +256,7 @@ def _highest_known(
         last if isinstance(last, int) else 0,
         _highest_in_file(paths.database),
         _highest_in_file(paths.wal),
+        _highest_in_file(paths.redo),
     )
 
 

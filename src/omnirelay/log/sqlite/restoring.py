@@ -22,6 +22,7 @@ from omnirelay.log.chain import Link, follow
 from omnirelay.log.files import make_directories, sync_directory, sync_file
 from omnirelay.log.snapshots import read_recorded, write_snapshot
 from omnirelay.log.sqlite.backup import RESTORED_BACKUP
+from omnirelay.log.sqlite.bringing_in import bring_in_if_left
 from omnirelay.log.sqlite.building import Contents, build
 from omnirelay.log.sqlite.checks import check_identity, highest_known
 from omnirelay.log.sqlite.connection import check_version, connect, connect_reader, transaction, translated
@@ -57,6 +58,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 @contextmanager
 def _examined(paths: LogPaths, shard: str) -> Iterator[tuple[apsw.Connection, str]]:
     """The log as it is at one moment, and its id. Raises LogDamaged, LogSchemaTooNew, LogUnavailable."""
+    bring_in_if_left(paths, shard, None)
     with translated(paths.database, shard):
         connection = connect_reader(paths.database)
         try:

@@ -4,9 +4,12 @@
       │ differs: fenced                              │ definite failure: rolled back, try again
       └ already this frame: done                     └ a flush failed: given up, marked suspect
 
-All of it is one statement in the plain case and one transaction in any.
+All of it is one statement in the plain case and one transaction in any. That is how a log begins. One that is written
+to often gets a redo file (see `omnirelay.log.sqlite.redo`), and from then on plain frames go there; `settle` brings
+them into the database, many in one transaction. The directory's lock stands in for the compare with the head row
+meanwhile: whoever wants to raise the epoch has to have it.
 
-Synchronous; `SqliteLog` calls it from its writer thread or, for an inline append, from the caller's.
+Synchronous; `SqliteLog` calls it from its threads or, for an inline append, from the caller's.
 """
 
 from __future__ import annotations
@@ -14,31 +17,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 import apsw
 import msgspec
 
-from omnirelay.errors import LogOutcomeUnknown, LogUnavailable, OmniRelayError
 from omnirelay.log.base import Acquired, Anchor, Frame, Head, LogStatistics, Position, SnapshotRecord
 from omnirelay.log.chain import check_frame, check_generation, fenced, follow
 from omnirelay.log.failpoints import hit, is_armed
 from omnirelay.log.frame import chain_of
 from omnirelay.log.retention import check_drop, check_snapshot, check_trim, fence_at
-from omnirelay.log.sqlite.building import frame_row, mark_suspect
+from omnirelay.log.sqlite.building import frame_row
 from omnirelay.log.sqlite.checks import Examined
-from omnirelay.log.sqlite.connection import (
-    BUSY_TIMEOUT_MS,
-    PAGE_SIZE,
-    is_sync_failure,
-    keep_wal_on_close,
-    transaction,
-    translate,
-)
+from omnirelay.log.sqlite.connection import BUSY_TIMEOUT_MS, PAGE_SIZE, keep_wal_on_close, transaction
+from omnirelay.log.sqlite.guard import Guard
 from omnirelay.log.sqlite.paths import LogPaths
 from omnirelay.log.sqlite.reader import read_view
+from omnirelay.log.sqlite.redo_file import RedoFile, RedoPlan
 from omnirelay.log.sqlite.rows import link_before, position_at, read_frames, read_head, read_snapshots
+from omnirelay.log.sqlite.settling import Settling
 from omnirelay.log.sqlite.statements import statement
 
 CHECKPOINT_PAGES: Final = 512
@@ -51,8 +48,10 @@ RESTART_PAGES: Final = 8 * CHECKPOINT_PAGES
 
 RESTART_WAIT_MS: Final = 20
 
-INLINE_NS_MAX: Final = 1_000_000
-"""Appends that take longer than this are made in the writer thread, so that the event loop goes on meanwhile."""
+INLINE_NS_MAX = 1_000_000
+"""Appends that take longer than this are made in the writer thread, so that the event loop goes on meanwhile. Not
+final, which compiled code would make a constant of: a test on a slow disk needs another.
+"""
 
 PAGES_PER_COMMIT: Final = 2
 """What a commit writes besides the pages its frame fills: the page of the head and the one the frame begins on."""
@@ -74,8 +73,6 @@ _DELETE_FRAMES: Final = statement("delete_frames")
 _DELETE_SNAPSHOT: Final = statement("delete_snapshot")
 _DELETE_SNAPSHOTS: Final = statement("delete_snapshots")
 
-T = TypeVar("T")
-
 
 class Writer:
     """Owns the writing connection. Calls from several threads wait for each other."""
@@ -83,17 +80,18 @@ class Writer:
     def __init__(self, connection: apsw.Connection, paths: LogPaths, shard: str, examined: Examined) -> None:
         self.durable = examined.head.head
         """The end of the log as this object last made or saw it durable. Replaced whole: other threads read it."""
-        self.given_up: str | None = None
         self._connection = connection
         self._paths = paths
         self._shard = shard
-        self._file = _identity(paths.database)
-        self._gone = False
         self._log_id = examined.log_id
         self._unproven = examined.unproven
         self._highest_known = examined.highest_known
+        self._guard = Guard(connection, paths, shard)
+        self._settling = Settling(connection, self._guard, paths, shard, examined.log_id)
         self._lock = threading.Lock()
-        self._closed = False
+        """Of the connection. Appends to the redo file do without it."""
+        self._leads = False
+        """`acquire` was called: the epoch is this writer's."""
         self._trim_frames = 4
         self._wal_pages = 0
         """How many pages wait in the WAL, by estimate: asking SQLite would cost every append another call."""
@@ -110,31 +108,40 @@ class Writer:
     # ------------------------------------------------------------------------------ append
 
     def append(self, frame: Frame, expected: Position, committing: Callable[[], None]) -> Position:
-        """See `EventLog.append`. Waits for whoever is writing; calls `committing` when all that is left is SQLite's."""
+        """See `EventLog.append`. Waits for whoever is writing; calls `committing` when what is left is the disk's."""
         check_frame(frame, expected)
+        if self._goes_to_redo(frame, expected):
+            return self._append(frame, expected, True, committing)
         with self._lock:
-            return self._append(frame, expected, committing)
+            return self._append(frame, expected, False, committing)
 
-    @property
-    def is_busy(self) -> bool:
-        """Somebody appends, copies the WAL or trims."""
-        return self._lock.locked()
+    def is_held_up(self, frame: Frame, expected: Position) -> bool:
+        """Somebody copies the WAL, settles or trims, and an append of this would have to wait for it."""
+        return self._lock.locked() and not self._goes_to_redo(frame, expected)
 
-    @property
-    def is_quick(self) -> bool:
-        return self._append_ns_usual <= INLINE_NS_MAX and not self.is_busy
-
-    def append_if_free(self, frame: Frame, expected: Position) -> Position | None:
-        """The same, or None at once when a checkpoint or a trim is running: the event loop must not wait for it."""
+    def append_if_quick(self, frame: Frame, expected: Position) -> Position | None:
+        """The same, or None at once when the disk is slow, or a checkpoint or a trim is running: the event loop must
+        not wait for it.
+        """
         check_frame(frame, expected)
+        if self._append_ns_usual > INLINE_NS_MAX or self._guard.out_of_room:
+            return None
+        if self._goes_to_redo(frame, expected):
+            return self._append(frame, expected, True, None)
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            return self._append(frame, expected)
+            return self._append(frame, expected, False, None)
         finally:
             self._lock.release()
 
-    def _append(self, frame: Frame, expected: Position, committing: Callable[[], None] | None = None) -> Position:
+    def _goes_to_redo(self, frame: Frame, expected: Position) -> bool:
+        return self._settling.takes(frame, expected, self.durable)
+
+    def _append(
+        self, frame: Frame, expected: Position, to_redo: bool, committing: Callable[[], None] | None
+    ) -> Position:
+        """What does not go into the redo file needs the connection's lock."""
         self._check_usable()
         started = time.perf_counter_ns()
         position = Position(frame.last, chain_of(expected.chain, frame.data))
@@ -142,11 +149,15 @@ class Writer:
         hit("log.append.begin")
         if committing is not None:
             committing()
-        if self._guarded(lambda: self._commit(frame, expected, position)):
+        if to_redo:
+            self._put(frame, position.chain)
+            new = True
+        else:
+            new = self._guard.run(lambda: self._commit_at_once(frame, expected, position))
+        if new:
             self._frames += 1
             self._events += frame.count
             self._bytes += len(frame.data)
-            self._wal_pages += len(frame.data) // PAGE_SIZE + PAGES_PER_COMMIT
         self.durable = Head(frame.epoch, frame.generation, position, frame.time_ms)
         hit("log.append.committed")
         self._append_ns_last = time.perf_counter_ns() - started
@@ -155,11 +166,30 @@ class Writer:
         self._hash_ns += hashed - started
         return position
 
+    def _put(self, frame: Frame, chain: bytes) -> None:
+        try:
+            self._settling.put(frame, chain)
+        except OSError as error:
+            with self._lock:
+                self._settling.give_up_after(error)
+            self._check_usable()
+
+    def _commit_at_once(self, frame: Frame, expected: Position, position: Position) -> bool:
+        """Into the database, behind what the redo file has."""
+        if self._guard.out_of_room:
+            self._make_room()
+        self._settle()
+        new = self._commit(frame, expected, position)
+        self._wal_pages += len(frame.data) // PAGE_SIZE + PAGES_PER_COMMIT
+        if new:
+            # One that was there already flushes nothing, and what was settled just now may still be lost.
+            self._settling.flushed(position.sequence)
+        return new
+
     def _commit(self, frame: Frame, expected: Position, position: Position) -> bool:
         """One transaction; False when the frame is there already."""
         connection = self._connection
-        contiguous = frame.first == expected.sequence + 1 and frame.count == frame.last - frame.first + 1
-        if contiguous:
+        if frame.first == expected.sequence + 1 and frame.count == frame.last - frame.first + 1:
             if is_armed("log.append.before_commit"):
                 connection.set_commit_hook(_before_commit)
             connection.execute(_APPEND_FRAME, (*frame_row(frame, position.chain), *_pair(expected)))
@@ -193,15 +223,17 @@ class Writer:
         """Raise the epoch. What the opening could not prove is stored, so that a crash cannot make it forgotten."""
         with self._lock:
             self._check_usable()
-            return self._guarded(lambda: self._acquire(owner))
+            return self._guard.run(lambda: self._acquire(owner))
 
     def _acquire(self, owner: str) -> Acquired:
+        self._settle()
         now = time.time_ns() // 1_000_000
         with transaction(self._connection):
             self._connection.execute(_ACQUIRE, (owner, now, self._unproven, self._highest_known))
             view = read_view(self._connection, self._paths.database, self._shard)
         head = view.head
         self.durable = head.head
+        self._leads = True
         self._unproven = None
         known = max(head.highest_known, head.last, view.anchor.sequence, view.anchor.highest_fence)
         return Acquired(head.epoch, head.generation, head.position, head.time_ms, head.unproven, known)
@@ -209,9 +241,10 @@ class Writer:
     def add_snapshot(self, record: SnapshotRecord, epoch: int) -> None:
         with self._lock:
             self._check_usable()
-            self._guarded(lambda: self._add_snapshot(record, epoch))
+            self._guard.run(lambda: self._add_snapshot(record, epoch))
 
     def _add_snapshot(self, record: SnapshotRecord, epoch: int) -> None:
+        self._settle()
         with transaction(self._connection):
             anchor = self._anchor_for(epoch)
             check_snapshot(record, position_at(self._connection, record.sequence, anchor))
@@ -220,7 +253,7 @@ class Writer:
     def drop_snapshots(self, sequences: Sequence[int], epoch: int) -> None:
         with self._lock:
             self._check_usable()
-            self._guarded(lambda: self._drop_snapshots(sequences, epoch))
+            self._guard.run(lambda: self._drop_snapshots(sequences, epoch))
 
     def _drop_snapshots(self, sequences: Sequence[int], epoch: int) -> None:
         with transaction(self._connection):
@@ -233,9 +266,10 @@ class Writer:
         """Refuse a trim that may not be, and one whose first kept frame does not fit the last dropped one."""
         with self._lock:
             self._check_usable()
-            self._guarded(lambda: self._check_trim(below, epoch))
+            self._guard.run(lambda: self._check_trim(below, epoch))
 
     def _check_trim(self, below: int, epoch: int) -> None:
+        self._settle()
         with transaction(self._connection, "DEFERRED"):
             anchor = self._anchor_for(epoch)
             check_trim(below, read_snapshots(self._connection))
@@ -250,7 +284,7 @@ class Writer:
         with self._lock:
             self._check_usable()
             started = time.perf_counter_ns()
-            anchor, dropped = self._guarded(lambda: self._trim_slice(below, epoch))
+            anchor, dropped = self._guard.run(lambda: self._trim_slice(below, epoch))
             hit("log.trim.slice")
             more = dropped == self._trim_frames
             faster = time.perf_counter_ns() - started < TRIM_SLICE_NS // 2
@@ -280,83 +314,112 @@ class Writer:
             raise fenced(self._shard, epoch, view.head.position, view.head.head)
         return view.anchor
 
+    # ----------------------------------------------------------------------- the redo file
+
+    @property
+    def wants_redo(self) -> bool:
+        """There is none yet, and there can be one."""
+        guard = self._guard
+        return self._leads and not self._settling.has_begun and guard.given_up is None and not guard.closed
+
+    def begin_redo(self, file: RedoFile, plan: RedoPlan) -> None:
+        """From now on plain frames go into this file, which is the one that the paths name."""
+        with self._lock:
+            try:
+                self._check_usable()
+                self._settling.begin(file, plan)
+            except BaseException:
+                file.close()
+                raise
+
+    @property
+    def unsettled_bytes(self) -> int:
+        """How much is in the redo file only."""
+        return self._settling.unsettled_bytes
+
+    def settle(self) -> None:
+        """Bring into the database what is in the redo file only. Raises like `append`, LogFenced included."""
+        with self._lock:
+            if not self._guard.closed:
+                self._check_usable()
+                self._guard.run(self._settle)
+
+    def _settle(self) -> None:
+        size = self._settling.settle()
+        if size:
+            self._wal_pages += size // PAGE_SIZE + PAGES_PER_COMMIT
+
     # ----------------------------------------------------------------- checkpoints and the end
 
     @property
     def wants_checkpoint(self) -> bool:
-        return self._wal_pages >= self._checkpoint_at
+        return self._wal_pages >= self._checkpoint_at or self._guard.out_of_room or self._settling.wants_flush
 
     def checkpoint(self) -> None:
-        """Copy the WAL into the database, as far as readers allow. Appends wait meanwhile.
+        """Copy the WAL into the database, as far as readers allow. What needs the connection waits meanwhile.
 
         A failed flush gives the shard up like one in an append. Any other failure loses nothing: the WAL keeps
         everything, and the next try comes when it has grown by as much again.
         """
         with self._lock:
-            if self._closed or self.given_up is not None or not self.wants_checkpoint:
+            if self._guard.closed or self._guard.given_up is not None or not self.wants_checkpoint:
                 return
             started = time.perf_counter_ns()
+            self._guard.out_of_room = False
             restart = self._wal_pages_seen + CHECKPOINT_PAGES >= RESTART_PAGES
             self._checkpoint(apsw.SQLITE_CHECKPOINT_RESTART if restart else apsw.SQLITE_CHECKPOINT_PASSIVE)
             self._checkpoint_ns += time.perf_counter_ns() - started
             self._checkpoint_at = self._wal_pages + CHECKPOINT_PAGES
 
+    def _make_room(self) -> None:
+        """The database may have free pages where the disk has none: a checkpoint lets the WAL start over."""
+        self._guard.out_of_room = False
+        self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
+
     def _checkpoint(self, mode: int) -> None:
         connection = self._connection
         connection.set_busy_timeout(RESTART_WAIT_MS)
+        settled = self._settling.settled_up_to
         try:
             pages, copied = connection.wal_checkpoint(mode=mode)
             self._checkpoints += 1
             self._wal_pages_seen = pages
             # What was copied is overwritten by the next commits, if no reader still looks at it.
             self._wal_pages = pages - copied
+            if copied == pages:
+                # All of it was flushed, here or in the database. With a reader in its way SQLite may flush nothing.
+                self._settling.flushed(settled)
         except apsw.BusyError:
             pass  # Readers are still in the WAL; what could be copied was.
         except apsw.Error as error:
             self._checkpoint_failures += 1
-            if is_sync_failure(error):
-                self._give_up(error)
+            self._guard.give_up_after(error)
         finally:
             connection.set_busy_timeout(BUSY_TIMEOUT_MS)
 
     def close(self) -> None:
         """Empty the WAL and let go. Everything appended was durable before."""
         with self._lock:
-            if self._closed:
+            if self._guard.closed:
                 return
-            self._give_up_if_gone()
-            self._closed = True
-            if self.given_up is None:
+            self._guard.is_in_place()
+            self._guard.closed = True
+            self._settling.end()
+            if self._guard.given_up is None:
                 self._checkpoint(apsw.SQLITE_CHECKPOINT_TRUNCATE)
             self._connection.close()
 
     def check_in_place(self) -> bool:
         """Whether the database is still the file that is written. One that is not is given up."""
         with self._lock:
-            if not self._closed and self.given_up is None:
-                self._give_up_if_gone()
-            return not self._gone
-
-    def _give_up_if_gone(self) -> None:
-        """A file that was removed, moved or replaced takes every commit, and nobody will ever find them."""
-        try:
-            if self._file is None or _identity(self._paths.database) == self._file:
-                return
-        except OSError:
-            return  # What cannot be asked is not known to be gone.
-        self._gone = True
-        self.given_up = (
-            f"the log {self._paths.database} was removed, moved or replaced while it was being written;"
-            " put it back where it was and start again"
-        )
-        # It may have been moved together with its WAL: what is in there stays there.
-        keep_wal_on_close(self._connection)
+            return self._guard.is_in_place()
 
     def abandon(self) -> None:
         """Let go the way a killed process does: no checkpoint, nothing written."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
+            if not self._guard.closed:
+                self._guard.closed = True
+                self._settling.abandon()
                 keep_wal_on_close(self._connection)
                 self._connection.close()
 
@@ -376,67 +439,11 @@ class Writer:
             checkpoint_failures=self._checkpoint_failures,
             checkpoint_ns_total=self._checkpoint_ns,
             wal_bytes=wal_bytes,
-            given_up=self.given_up,
+            given_up=self._guard.given_up,
         )
 
-    # ------------------------------------------------------------------------------ failures
-
     def _check_usable(self) -> None:
-        if self._closed:
-            raise LogUnavailable(f"this log of {self._shard!r} is closed", shard=self._shard)
-        if self.given_up is not None:
-            raise LogOutcomeUnknown(
-                self.given_up,
-                shard=self._shard,
-                file=str(self._paths.database),
-                sequence=self.durable.position.sequence + 1,
-            )
-
-    def _guarded(self, action: Callable[[], T]) -> T:
-        """Run a transaction; whatever goes wrong, none is left open."""
-        try:
-            return action()
-        except apsw.Error as error:
-            self._roll_back()
-            raise self._failure(error) from error
-        except BaseException:
-            self._roll_back()
-            raise
-
-    def _roll_back(self) -> None:
-        if self._connection.in_transaction:
-            try:
-                self._connection.execute("ROLLBACK")
-            except apsw.Error as error:
-                self._give_up(error)
-
-    def _failure(self, error: apsw.Error) -> OmniRelayError:
-        meaning = translate(error, self._paths.database, self._shard)
-        if isinstance(meaning, LogOutcomeUnknown):
-            self._give_up(error)
-        if isinstance(error, apsw.FullError):
-            # The database may have free pages where the disk has none: a checkpoint lets the WAL start over.
-            self._checkpoint_at = 0
-        return meaning
-
-    def _give_up(self, error: apsw.Error) -> None:
-        """Refuse everything from here on and tell the next opening to read back and copy the log.
-
-        After a failed flush the kernel may call pages clean that are not on the disk. Flushing again would succeed and
-        prove nothing; closing must not copy such pages into the database either.
-        """
-        self.given_up = translate(error, self._paths.database, self._shard).message
-        keep_wal_on_close(self._connection)
-        mark_suspect(self._paths, self.given_up)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file it is; None when there is none."""
-    try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_dev, found.st_ino
+        self._guard.check_usable(self.durable.position.sequence + 1)
 
 
 def _pair(position: Position) -> tuple[int, bytes]:

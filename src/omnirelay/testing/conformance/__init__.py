@@ -17,7 +17,7 @@ from __future__ import annotations
 import pytest
 
 from omnirelay.testing.conformance.failing import FailingConformance
-from omnirelay.testing.conformance.fencing import FencingConformance
+from omnirelay.testing.conformance.fencing import FencingConformance, RivalConformance
 from omnirelay.testing.conformance.keeping import KeepingConformance
 from omnirelay.testing.conformance.leader import Leader, SimulatedCrash, frames_of, make_events
 from omnirelay.testing.conformance.store import REGIONS, LogStore, Region
@@ -30,14 +30,21 @@ __all__ = [
     "LogStore",
     "Region",
     "SimulatedCrash",
+    "SingleWriterConformance",
     "frames_of",
     "make_events",
 ]
 
 
-class EventLogConformance(WritingConformance, FencingConformance, FailingConformance, KeepingConformance):
-    """Every test of the suite. Inherit it and supply the fixture `store`."""
+class SingleWriterConformance(WritingConformance, FencingConformance, FailingConformance, KeepingConformance):
+    """Every test that one writer is enough for: all of the suite for a store that keeps others away by other means than
+    comparing. Inherit it and supply the fixture `store`.
+    """
 
     @pytest.fixture
     def store(self) -> LogStore:
         raise NotImplementedError("a conformance test supplies the fixture `store`")
+
+
+class EventLogConformance(SingleWriterConformance, RivalConformance):
+    """Every test of the suite. Inherit it and supply the fixture `store`."""

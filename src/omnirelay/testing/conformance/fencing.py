@@ -16,7 +16,25 @@ from omnirelay.testing.conformance.store import LogStore
 
 @pytest.mark.asyncio
 class FencingConformance:
-    """Part of `EventLogConformance`."""
+    """Part of `EventLogConformance`: one writer, and what it must not write."""
+
+    async def test_a_writer_with_another_idea_of_the_end_is_refused(self, store: LogStore) -> None:
+        leader = await Leader.of(store.open())
+        await leader.append_many(2)
+        behind = Position(3, leader.position.chain)
+        beside = Position(6, bytes(32))
+        ahead = Position(9, leader.position.chain)
+        for expected in (behind, beside, ahead):
+            frame = leader.frame_of(make_events(expected.sequence + 1, 2))
+            with pytest.raises(LogFenced):
+                await leader.log.append(frame, expected)
+        assert (await leader.log.verify()).frames == 2
+        await leader.log.close()
+
+
+@pytest.mark.asyncio
+class RivalConformance:
+    """Part of `EventLogConformance`: several that write at the same time, for stores that can have them."""
 
     async def test_a_stale_writer_is_refused_from_the_moment_another_acquired(self, store: LogStore) -> None:
         old = await Leader.of(store.open(), "old")
@@ -32,19 +50,6 @@ class FencingConformance:
         assert [frame.epoch for frame in await frames_of(new.log)] == [old.epoch, new.epoch]
         await old.log.close()
         await new.log.close()
-
-    async def test_a_writer_with_another_idea_of_the_end_is_refused(self, store: LogStore) -> None:
-        leader = await Leader.of(store.open())
-        await leader.append_many(2)
-        behind = Position(3, leader.position.chain)
-        beside = Position(6, bytes(32))
-        ahead = Position(9, leader.position.chain)
-        for expected in (behind, beside, ahead):
-            frame = leader.frame_of(make_events(expected.sequence + 1, 2))
-            with pytest.raises(LogFenced):
-                await leader.log.append(frame, expected)
-        assert (await leader.log.verify()).frames == 2
-        await leader.log.close()
 
     async def test_a_stale_writer_is_refused_after_its_place_was_trimmed(self, store: LogStore) -> None:
         old = await Leader.of(store.open(), "old")

@@ -58,9 +58,10 @@ class Leader:
         return encode_frame(self.log.shard, self.log.log_id, self.generation, self.epoch, time_ms, events)
 
     async def append(self, frame: Frame | None = None, *, inline: bool = False) -> Frame:
-        """Append a frame (by default the next one) and move on."""
+        """Append a frame (by default the next one) and move on; `inline` at once, if the store is quick enough."""
         frame = frame if frame is not None else self.frame()
-        self.position = await self.log.append(frame, self.position, inline=inline)
+        position = self.log.append_now(frame, self.position) if inline else None
+        self.position = position or await self.log.append(frame, self.position)
         return frame
 
     async def append_many(self, frames: int) -> list[Frame]:

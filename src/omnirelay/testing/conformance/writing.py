@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from omnirelay.errors import InvalidArgument, LogUnavailable
@@ -155,12 +157,23 @@ class WritingConformance:
         for action in (
             leader.log.acquire("late"),
             leader.log.append(frame, leader.position),
-            leader.log.append(frame, leader.position, inline=True),
             leader.log.head(),
             frames_of(leader.log),
         ):
             with pytest.raises(LogUnavailable):
                 await action
+        with pytest.raises(LogUnavailable):
+            leader.log.append_now(frame, leader.position)
+
+    async def test_an_append_under_way_is_made_way_for(self, store: LogStore) -> None:
+        leader = await Leader.of(store.open())
+        leader.log.make_way()  # There is none, and nothing to wait for.
+        appending = asyncio.ensure_future(leader.log.append(leader.frame(), leader.position))
+        leader.log.make_way()
+        leader.log.make_way()
+        position = await appending
+        assert (await leader.log.head()).position == position
+        await leader.log.close()
 
     async def test_statistics_count_what_was_appended(self, store: LogStore) -> None:
         leader = await Leader.of(store.open())
