@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from tests.patience import PATIENCE_S
@@ -38,6 +40,28 @@ def omnirelay(
         env=environment(**env),
         timeout=PATIENCE_S,
     )
+
+
+def at_terminal(*arguments: object) -> tuple[int, str, str]:
+    """Run a command whose stderr is a terminal: its exit code, its results, and all that the terminal was sent."""
+    here, there = pty.openpty()
+    process = subprocess.Popen(
+        command(*arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=there,
+        env=environment(TERM="xterm", COLUMNS="120"),
+        text=True,
+    )
+    os.close(there)
+    sent = b""
+    # A terminal that nobody has open any more fails, instead of ending.
+    with suppress(OSError):
+        while chunk := os.read(here, 65_536):
+            sent += chunk
+    os.close(here)
+    out, _ = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, out, sent.decode()
 
 
 def spawned(*arguments: object, cwd: Path | None = None, **env: str) -> subprocess.Popen[str]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 from tests.cli.conftest import Relay
@@ -110,6 +111,24 @@ def test_a_second_signal_ends_a_worker_whose_event_loop_a_handler_blocks(relay: 
         threading.Event().wait(0.05)
     _, said = worker.communicate(timeout=PATIENCE_S)
     assert worker.returncode in (130, 143), said
+
+
+def test_a_worker_shows_that_it_lives_while_a_handler_blocks_its_event_loop(relay: Relay, tmp_path: Path) -> None:
+    """Its lease is kept meanwhile: a probe must not kill the worker under it."""
+    alive = tmp_path / "alive"
+    worker = start_worker(relay, tmp_path, "jobs:handlers", "--liveness-file", str(alive))
+    try:
+        relay.ok("enqueue", "blocked", "b")
+        wait_for(tmp_path / "begun", worker)
+        touched = {alive.stat().st_mtime_ns}
+        end = time.monotonic() + PATIENCE_S
+        while len(touched) < 4:  # One may have been under way when the handler began.
+            assert time.monotonic() < end, "the file has gone stale"
+            threading.Event().wait(0.05)
+            touched.add(alive.stat().st_mtime_ns)
+    finally:
+        worker.kill()
+        worker.communicate()
 
 
 def test_a_worker_ends_after_its_budget_though_a_handler_in_a_thread_goes_on(relay: Relay, tmp_path: Path) -> None:

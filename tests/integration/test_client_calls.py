@@ -211,15 +211,31 @@ async def test_acknowledgements_that_are_large_together_go_out_in_several_messag
 
 async def test_an_answer_may_be_larger_than_a_message_of_a_caller() -> None:
     async with running_node() as node, Client(node.url) as client:
-        for each in items(100, body=b"x" * 1_000_000):
+        # Bounds count characters, and each of these takes four bytes.
+        for each in items(25, attributes={str(number): "\N{GRINNING FACE}" * 4_096 for number in range(64)}):
             await client.enqueue_many([each])
         page = await client.peek(max_items=100)
-        assert len(page.items) == 100
+        values = [value for item in page.items for value in (item.payload.attributes or {}).values()]
+        assert sum(len(value.encode()) for value in values) > websocket.MESSAGE_MAX
+
+
+async def test_pages_and_leases_have_a_bound_in_bytes_too() -> None:
+    async with running_node() as node, Client(node.url) as client:
+        for each in items(20, body=b"x" * 1_000_000):
+            await client.enqueue_many([each])
+        seen: list[int] = []
+        after: int | None = 0
+        while after is not None:
+            page = await client.peek(after=after, max_items=100)
+            assert len(page.items) <= 7
+            seen += [item.sequence_id for item in page.items]
+            after = page.next
+        assert seen == list(range(1, 21))
         leased = 0
         while leases := await client.lease(max_items=100):
-            assert len(leases) <= 7, "what a call leases has a bound in bytes, too"
+            assert len(leases) <= 7
             leased += len(leases)
-        assert leased == 100
+        assert leased == 20
 
 
 async def test_many_items_come_in_whole_batches_in_order() -> None:

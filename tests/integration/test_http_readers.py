@@ -22,9 +22,11 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 # A node runs on uvloop; tests and embedding applications mostly run on the loop of Python.
 on_every_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 
-ITEMS = 80
-BODY = "A" * 200_000
-"""That many of these are more bytes than the sockets on the way take from a node that nobody reads from."""
+ITEMS = 24
+ATTRIBUTES = {str(number): "\N{GRINNING FACE}" * 4_096 for number in range(64)}
+"""A page of items with these is more bytes than the sockets on the way take from a node that nobody reads from: what it
+may have is counted in characters, and each of these takes four.
+"""
 
 WATCH = request_bytes("/v1/resourcelease/watch?from=1", method="GET")
 PEEK = call_bytes("peek", {"limit": ITEMS})
@@ -34,9 +36,9 @@ HALF = call_bytes("enqueue", {"payload": {"resourceType": "t", "resourceId": "a"
 
 async def fill(node: Node) -> None:
     async with Http(node) as http:
-        item = {"payload": {"resourceType": "t", "resourceId": "a", "body": BODY}}
-        for _ in range(ITEMS // 8):
-            await http.call("enqueue", {"items": [item] * 8})
+        item = {"payload": {"resourceType": "t", "resourceId": "a", "attributes": ATTRIBUTES}}
+        for _ in range(ITEMS // 4):
+            await http.call("enqueue", {"items": [item] * 4})
     await connected(node, 0)
 
 

@@ -117,6 +117,32 @@ async def test_a_peer_that_does_not_read_gets_no_more_leases_than_it_takes() -> 
         assert {lease["attempt"] for lease in got} == {1}
 
 
+async def test_what_waits_for_a_peer_that_does_not_read_goes_to_others_when_it_withdraws_its_credit() -> None:
+    async with running_node() as node, Http(node) as http:
+        for _ in range(100):
+            await http.call("enqueue", LARGE)
+        deaf = await asyncio.to_thread(Deaf, node.url)
+        deaf.send({"open": {"peerId": "deaf", "credit": 100}})
+
+        async def active() -> int:
+            count: int = (await http.call("stats"))["stats"]["activeLeaseCount"]
+            return count
+
+        async with asyncio.timeout(PATIENCE_S):
+            while not await active():
+                pass
+            granted = [await active() for _ in range(20)][-1]
+            deaf.send({"withdraw": True})
+            while await active() >= granted:
+                pass
+        got: list[Any] = []
+        left = 100 - await active()
+        while len(got) < left:
+            got += (await http.call("lease", {"waitMs": 15_000, "maxItems": 20}))["leases"]
+        assert {lease["attempt"] for lease in got} == {1}
+        deaf.socket.close()
+
+
 async def test_a_peer_that_reads_slowly_gets_everything_in_the_end() -> None:
     async with running_node() as node, Http(node) as http:
         for _ in range(80):

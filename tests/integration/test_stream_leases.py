@@ -75,6 +75,48 @@ async def test_a_stream_without_credit_gets_nothing() -> None:
         assert peer.waiting("leases") == []
 
 
+async def test_withdrawn_credit_counts_no_more_and_what_is_released_goes_to_others() -> None:
+    async with running_node() as node, Http(node) as http, peer_of(node.url) as peer:
+        await http.call("enqueue", {"items": [ITEM] * 3})
+        await peer.open(credit=100)
+        held = await peer.leases(3)
+        await peer.send({"withdraw": True}, {"id": "r", "acks": [ack("release", lease) for lease in held]})
+        assert [result["state"] for result in (await peer.answered("r"))["results"]] == ["ready"] * 3
+        await http.call("enqueue", ITEM)
+        await peer.round_trip()
+        assert peer.waiting("leases") == []
+        assert len([await leased_now(http) for _ in range(4)]) == 4
+
+
+async def test_credit_counts_again_after_it_was_withdrawn() -> None:
+    """In the same message, in the same frame, and in a later one: nobody else waits in the node for what comes."""
+    async with running_node() as node, Http(node) as http, peer_of(node.url) as peer:
+        await peer.open(credit=100)
+        await peer.round_trip()
+        await peer.send({"withdraw": True, "credit": 1})
+        await http.call("enqueue", {"items": [ITEM] * 6})
+        await peer.leases(1)
+        await peer.send({"withdraw": True}, {"credit": 5}, {"withdraw": True}, {"credit": 2})
+        await peer.leases(2)
+        await peer.send({"withdraw": True})
+        await peer.round_trip()
+        await peer.send({"credit": 1})
+        await peer.leases(1)
+        await peer.round_trip()
+        assert peer.waiting("leases") == []
+        assert (await http.call("stats"))["stats"]["activeLeaseCount"] == 4
+
+
+async def test_withdrawing_before_the_opening_takes_back_what_was_given_before_it() -> None:
+    async with running_node() as node, Http(node) as http, peer_of(node.url) as peer:
+        await http.call("enqueue", {"items": [ITEM] * 3})
+        await peer.send({"credit": 2}, {"withdraw": True})
+        await peer.open(credit=1)
+        await peer.leases(1)
+        await peer.round_trip()
+        assert peer.waiting("leases") == []
+
+
 async def test_filters_and_lease_duration_hold_for_what_is_pushed() -> None:
     async with running_node() as node, Http(node) as http, peer_of(node.url) as peer:
         await peer.open(credit=5, filters={"resourceTypes": ["job.*"], "tenants": ["acme"]}, leaseDurationMs=77_000)

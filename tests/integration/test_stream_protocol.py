@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from omnirelay.core.options import QueueOptions
-from tests.integration.http_sockets import Wire, call_bytes
+from tests.integration.http_sockets import Wire, call_bytes, request_bytes
 from tests.integration.nodes import Http, running_node
 from tests.integration.stream_peers import ITEM, ack, connected, peer_of, stream_url, token_of
 from tests.patience import PATIENCE_S
@@ -259,6 +259,22 @@ async def test_an_upgrade_that_leads_nowhere_is_refused_in_json() -> None:
             assert (status, error["status"]) == (501, "UNIMPLEMENTED"), path
             named = "::".join(path.split("/")[2:]) if path.count("/") == 3 else path
             assert named in error["message"]
+
+
+@pytest.mark.parametrize("lacking", [{"Sec-WebSocket-Key": ""}, {"Sec-WebSocket-Version": "12"}])
+async def test_an_upgrade_that_is_no_handshake_is_refused_in_json(lacking: dict[str, str]) -> None:
+    whole = {"Sec-WebSocket-Key": "MDEyMzQ1Njc4OWFiY2RlZg==", "Sec-WebSocket-Version": "13"}
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket", **whole, **lacking}
+    [about] = lacking
+    async with running_node() as node:
+        wire = await Wire.connect(node)
+        await wire.send(request_bytes("/v1/resourcelease/stream", method="GET", headers=headers))
+        response = await wire.response()
+        wire.close()
+    error = response.json()
+    assert (response.status, error["status"], error["code"]) == (400, "INVALID_ARGUMENT", "invalid-argument")
+    assert about in error["message"]
+    assert (response.headers["rpc-error-code"], response.headers["content-type"]) == (error["code"], "application/json")
 
 
 @pytest.mark.parametrize("upgrade", ["websocket", "h2c"])

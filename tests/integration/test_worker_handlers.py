@@ -117,6 +117,7 @@ async def test_leases_no_longer_than_the_guard_are_handed_back_and_said_so(caplo
         {"lease_duration_ms": 200},
         {"lease_duration_ms": 1_000, "guard_ms": 1_000},
         {"tenants": "acme"},
+        {"tenants": []},
     ],
 )
 async def test_settings_with_which_no_job_would_ever_run_are_refused(options: dict[str, Any]) -> None:
@@ -143,6 +144,7 @@ def test_handlers_that_could_never_run_are_refused() -> None:
         lambda: handlers.handle(""),
         lambda: handlers.handle("job")(generator),
         lambda: handlers.handle("job")(async_generator),
+        lambda: handlers.handle("job", on_error="dead"),  # type: ignore[arg-type]
         lambda: handlers.handle("job", on_error={"ValueError": "dead"}),  # type: ignore[dict-item]
         lambda: handlers.handle("job", on_error={ValueError: "drop"}),  # type: ignore[dict-item]
     ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -210,6 +212,28 @@ async def test_an_outcome_that_the_node_does_not_take_fails_its_own_attempt_and_
             assert (item.state, name) == ("dead", name)
 
 
+@dataclass
+class Summary:
+    mean: float
+    worst: float | None = None
+
+
+@pytest.mark.parametrize("bad", [math.nan, {"x": math.nan}, [1, (2, -math.inf)], Summary(math.inf)], ids=repr)
+async def test_a_result_with_a_number_that_json_does_not_have_fails_its_attempt(bad: Any) -> None:
+    """It would be kept as null, and nobody would hear of it."""
+    handlers = Handlers()
+
+    @handlers.handle("job", on_error={ValueError: "dead"})
+    async def run(job: Job) -> Any:
+        return bad if job.resource_id == "bad" else {"none": None, "text": "null", "x": 1.5}
+
+    async with running_node() as node, Client(node.url) as client, working(handlers, node.url):
+        item = await ended(client, (await client.enqueue("job", "bad")).sequence_id)
+        assert (item.state, item.result, item.last_error.code) == ("dead", None, "ValueError")
+        good = await ended(client, (await client.enqueue("job", "good")).sequence_id)
+        assert (good.state, good.result) == ("completed", b'{"none":null,"text":"null","x":1.5}')
+
+
 async def test_progress_is_handed_to_the_next_attempt_and_bad_progress_costs_nothing() -> None:
     handlers = Handlers()
     seen = []
@@ -220,6 +244,9 @@ async def test_progress_is_handed_to_the_next_attempt_and_bad_progress_costs_not
         if job.attempt == 1:
             job.report(fraction=7.5)
             job.report(data=object())
+            job.report(data=math.nan)
+            job.report(data={"rows": [1, {"mean": math.inf, "none": None}]})
+            job.report(fraction=math.nan)
             job.report(message="\ud800")
             renewed(job, 3)  # The lease is kept although what was reported is refused.
             assert not job.stopped
@@ -230,6 +257,26 @@ async def test_progress_is_handed_to_the_next_attempt_and_bad_progress_costs_not
     async with running_node(options=options) as node, Client(node.url) as client, working(handlers, node.url):
         item = await ended(client, (await client.enqueue("job", "x")).sequence_id)
         assert (item.state, item.attempt) == ("completed", 2)
+        assert seen == [None, {"row": 7}]
+
+
+async def test_a_report_with_a_number_that_json_does_not_have_leaves_the_one_before_it() -> None:
+    handlers = Handlers()
+    seen = []
+
+    @handlers.handle("job")
+    def run(job: Job) -> None:
+        seen.append(None if job.progress is None else job.progress.data)
+        if job.attempt == 1:
+            job.report(data={"row": 7})
+            renewed(job, 1)
+            job.report(data={"row": 8, "mean": math.nan})
+            renewed(job, 2)
+            raise Retry("again", delay_ms=0)
+
+    options = QueueOptions(heartbeat_interval_ms=150)
+    async with running_node(options=options) as node, Client(node.url) as client, working(handlers, node.url):
+        await ended(client, (await client.enqueue("job", "x")).sequence_id)
         assert seen == [None, {"row": 7}]
 
 
@@ -608,6 +655,28 @@ async def test_a_graceful_stop_finishes_within_its_budget_and_releases_the_rest(
             item = await client.get(sequence_id)
             assert (item.state, item.attempt) == ("ready", 1), item
         assert begun == ["endless", "short"]
+
+
+async def test_a_worker_that_stops_is_leased_nothing_any_more() -> None:
+    """It has room for thousands: neither what it gives back nor what comes in meanwhile must be pushed to it."""
+    handlers = Handlers()
+    gate = asyncio.Event()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        await gate.wait()
+
+    async with running_node() as node, Client(node.url) as client:
+        async with working(handlers, node.url, concurrency=1, prefetch=2_000, stop_budget_ms=PATIENCE_MS) as worker:
+            ids = [(await client.enqueue("job", str(number))).sequence_id for number in range(4)]
+            await until(lambda: worker.health().waiting == 3)
+            worker.stop()
+            await until(lambda: shard_leases(node) == 1)
+            ids += [(await client.enqueue("job", "later")).sequence_id for _ in range(3)]
+            gate.set()
+        assert [(await client.get(each)).state for each in ids] == ["completed", *["ready"] * 6]
+        events = [event["eventType"] async for event in client.watch(1, until_caught_up=True)]
+        assert (events.count("LeaseGranted"), events.count("Released")) == (4, 3)
 
 
 async def test_work_goes_on_where_no_stream_gets_through() -> None:

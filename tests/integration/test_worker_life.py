@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from omnirelay.cli.working import LIVENESS_SECONDS, showing_liveness
 from omnirelay.client.client import Client
 from omnirelay.core.options import QueueOptions
 from omnirelay.worker.handlers import Handlers
@@ -197,17 +198,31 @@ async def reported(client: Client, sequence_id: int, data: int) -> None:
             progress = (await client.get(sequence_id)).progress
 
 
+async def _report_twice(job: Job, again: asyncio.Event) -> None:
+    job.report(data=1)
+    await again.wait()
+    job.report(data=2)
+
+
+async def known_to_have_begun(client: Client, ids: list[int], again: asyncio.Event) -> None:
+    """Jobs that `_report_twice`: a second report goes out when the first is answered, and with that answer the worker
+    learns that the node has heard of the beginning. Reported at once, the two would go out as one.
+    """
+    for data in (1, 2):
+        for sequence_id in ids:
+            await reported(client, sequence_id, data)
+        again.set()
+
+
 async def test_leases_in_work_outlive_a_drop_and_a_kill_of_the_node(tmp_path: Path) -> None:
     handlers = Handlers()
-    gate = asyncio.Event()
+    again, gate = asyncio.Event(), asyncio.Event()
     begun = []
 
     @handlers.handle("job")
     async def run(job: Job) -> str:
         begun.append(job.sequence_id)
-        # The second goes out when the first is answered, and by then the node is known to have heard of the beginning.
-        job.report(data=1)
-        job.report(data=2)
+        await _report_twice(job, again)
         await gate.wait()
         return "done"
 
@@ -219,8 +234,7 @@ async def test_leases_in_work_outlive_a_drop_and_a_kill_of_the_node(tmp_path: Pa
         ):
             ids = [(await client.enqueue("job", str(number))).sequence_id for number in range(3)]
             await until(lambda: worker.health().running == 3)
-            for sequence_id in ids:
-                await reported(client, sequence_id, 2)
+            await known_to_have_begun(client, ids, again)
             connections = network.connections
             network.cut()
             await until(lambda: network.connections > connections)
@@ -235,14 +249,13 @@ async def test_leases_in_work_outlive_a_drop_and_a_kill_of_the_node(tmp_path: Pa
 
 async def test_what_is_begun_stays_begun_over_drops_that_come_too_fast_for_an_answer() -> None:
     handlers = Handlers()
-    gate = asyncio.Event()
+    again, gate = asyncio.Event(), asyncio.Event()
     begun = []
 
     @handlers.handle("job")
     async def run(job: Job) -> None:
         begun.append(job.sequence_id)
-        job.report(data=1)
-        job.report(data=2)
+        await _report_twice(job, again)
         await gate.wait()
 
     async with (
@@ -252,7 +265,7 @@ async def test_what_is_begun_stays_begun_over_drops_that_come_too_fast_for_an_an
         working(handlers, network.url),
     ):
         item = await client.enqueue("job", "a")
-        await reported(client, item.sequence_id, 2)
+        await known_to_have_begun(client, [item.sequence_id], again)
         for _ in range(4):
             connections = network.connections
             network.cut()
@@ -461,6 +474,27 @@ async def test_health_is_red_when_nothing_succeeds_and_green_when_idle() -> None
         assert "has not answered" in worker.health().reason
         network.heal()
         await until(lambda: worker.health().ok)
+
+
+async def test_the_liveness_file_goes_stale_while_the_node_is_silent_and_no_longer(tmp_path: Path) -> None:
+    handlers = Handlers()
+    handlers.handle("job")(lambda job: None)
+    file = tmp_path / "alive"
+
+    def age_s() -> float:
+        return time.time() - file.stat().st_mtime
+
+    async with (
+        running_node() as node,
+        network_before(node.url) as network,
+        working(handlers, network.url, silent_ms_max=2_500) as worker,
+    ):
+        with showing_liveness(worker, file):
+            await until(file.exists)
+            network.swallow()
+            await until(lambda: not worker.health().ok and age_s() > 6 * LIVENESS_SECONDS)
+            network.heal()
+            await until(lambda: age_s() < LIVENESS_SECONDS)
 
 
 @pytest.mark.parametrize("wrong", ["namespace", "lease"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from omnirelay.client.asking import encoded
 from omnirelay.client.client import Client, ItemSpec, token_of
 from omnirelay.client.items import in_batches
 from omnirelay.core.payload import OwnershipToken
@@ -58,6 +61,12 @@ async def test_a_pause_until_a_time_that_is_none_is_not_sent(at: Any) -> None:
 
 
 NAN = float("nan")
+
+
+def item_of(**fields: Any) -> ItemSpec:
+    return ItemSpec(resource_type="t", resource_id="a", **fields)
+
+
 TOKEN = OwnershipToken(1, 1, "x", 1)
 
 
@@ -71,6 +80,27 @@ TOKEN = OwnershipToken(1, 1, "x", 1)
         (lambda client: client.enqueue("t", "a", wait_ms=NAN), "wait_ms"),
         (lambda client: client.enqueue("t", "a", timeout_ms=NAN), "timeout_ms"),
         (lambda client: client.enqueue("t", "a", timeout_ms=0), "timeout_ms"),
+        (lambda client: client.enqueue(b"t", "a"), "resource_type"),
+        (lambda client: client.enqueue("t", b"a"), "resource_id"),
+        (lambda client: client.enqueue("t", "a", partition_key=bytearray(b"p")), "partition_key"),
+        (lambda client: client.enqueue("t", "a", encoding=b"text/plain"), "encoding"),
+        (lambda client: client.enqueue("t", "a", request_id=b"r"), "request_id"),
+        (lambda client: client.enqueue("t", "a", attributes={"tenant": b"acme"}), "attributes"),
+        (lambda client: client.enqueue("t", "a", attributes={b"tenant": "acme"}), "attributes"),
+        (lambda client: client.enqueue_many([item_of(partition_key=b"a")]), "partition_key"),
+        (lambda client: client.enqueue_many([item_of(attributes={"a": b"b"})]), "attributes"),
+        (lambda client: client.enqueue_many([item_of(), item_of(attributes={b"a": "b"})]), "attributes"),
+        (lambda client: client.edit(1, "t", b"a"), "resource_id"),
+        (lambda client: client.lease(resource_types=[b"t"]), "resourceTypes"),
+        (lambda client: client.lease(tenants=[b"acme"]), "tenants"),
+        (lambda client: client.lease(peer_id=b"w"), "peer_id"),
+        (lambda client: client.fail(TOKEN, reason=b"broken"), "reason"),
+        (lambda client: client.get(request_id=b"r"), "request_id"),
+        (lambda client: client.pause(tenant=b"acme"), "tenant"),
+        (lambda client: client.resume(tenant=b"acme"), "tenant"),
+        (lambda client: client.cancel(1, reason=b"why"), "reason"),
+        (lambda client: client.peek(resource_type=b"t"), "resource_type"),
+        (lambda client: client.dead_letters(error_code=b"e"), "error_code"),
         (lambda client: client.enqueue_many("abc"), "items"),
         (lambda client: client.enqueue_many(5), "items"),
         (lambda client: client.enqueue_many(None), "items"),
@@ -97,10 +127,22 @@ TOKEN = OwnershipToken(1, 1, "x", 1)
     ],
 )
 async def test_an_argument_that_is_none_is_named_and_not_left_out(call: Any, field: str) -> None:
-    """A number that is none would be null as JSON, and the node do as if nothing had been said."""
+    """A number that is none would be null as JSON, and the node do as if nothing had been said; bytes in the place of
+    a text would be their base64, and the item be about another resource.
+    """
     with pytest.raises(InvalidArgument) as caught:
         await call(Client("http://127.0.0.1:9", timeout_ms=1))
     assert caught.value.details["field"] == field
+
+
+def test_what_has_a_text_as_json_is_taken_for_it() -> None:
+    number: Any = UUID(int=7)
+    payload = ItemSpec(resource_type="t", resource_id=number, attributes={"by": number}).wire().payload
+    assert json.loads(encoded(payload)) == {
+        "resourceType": "t",
+        "resourceId": str(number),
+        "attributes": {"by": str(number)},
+    }
 
 
 def test_a_float_that_is_a_whole_number_is_one() -> None:
@@ -120,6 +162,11 @@ def test_types_to_watch_are_names() -> None:
     types: Any = ["Enqueue", 5]
     with pytest.raises(InvalidArgument, match="types must be str, not int"):
         Client().watch(types=types)
+
+
+def test_no_type_to_watch_is_not_taken_for_all_of_them() -> None:
+    with pytest.raises(InvalidArgument, match="types must have at least one name"):
+        Client().watch(types=[])
 
 
 @pytest.mark.parametrize(

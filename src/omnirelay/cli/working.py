@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,8 +114,6 @@ def _cut_off(left: int) -> None:
 
 
 async def _run(worker: Worker, liveness_file: Path | None, budget_ms: int) -> None:
-    import asyncio
-
     from omnirelay.cli.worker_signals import stop_on_signals
 
     def stop() -> None:
@@ -121,28 +122,38 @@ async def _run(worker: Worker, liveness_file: Path | None, budget_ms: int) -> No
             note(f"stopping; {jobs} {budget_ms / 1000:g}s to finish, a second signal cuts off at once")
         worker.stop()
 
-    loop = asyncio.get_running_loop()
     stop_on_signals(stop)
-    probe = None if liveness_file is None else loop.create_task(_show_liveness(worker, liveness_file))
-    try:
+    with nullcontext() if liveness_file is None else showing_liveness(worker, liveness_file):
         await worker.run()
+
+
+@contextmanager
+def showing_liveness(worker: Worker, path: Path) -> Iterator[None]:
+    """Touch the file while all is well. A probe looks at its age: it goes stale when the worker gets nowhere.
+
+    From a thread of its own: a handler that blocks the event loop keeps its lease, and must not have its worker killed
+    for it.
+    """
+    over = threading.Event()
+
+    def show() -> None:
+        failed: str | None = None
+        while not over.is_set():
+            if worker.health().ok:
+                try:
+                    path.touch()
+                    failed = None
+                except OSError as error:
+                    if str(error) != failed:
+                        failed = str(error)
+                        note(f"the liveness file cannot be written, so probes will fail: {error}")
+            over.wait(LIVENESS_SECONDS)
+
+    # A daemon: a file system that hangs must not keep a process alive that is done.
+    thread = threading.Thread(target=show, name="omnirelay-liveness", daemon=True)
+    thread.start()
+    try:
+        yield
     finally:
-        if probe is not None:
-            probe.cancel()
-
-
-async def _show_liveness(worker: Worker, path: Path) -> None:
-    """Touch the file while all is well. A probe looks at its age: it goes stale when the worker gets nowhere."""
-    import asyncio
-
-    failed: str | None = None
-    while True:
-        if worker.health().ok:
-            try:
-                await asyncio.to_thread(path.touch)
-                failed = None
-            except OSError as error:
-                if str(error) != failed:
-                    failed = str(error)
-                    note(f"the liveness file cannot be written, so probes will fail: {error}")
-        await asyncio.sleep(LIVENESS_SECONDS)
+        over.set()
+        thread.join(LIVENESS_SECONDS)

@@ -28,6 +28,23 @@ def as_bytes(field: str, value: Bytes) -> bytes:
     raise _wrong(field, f"must be bytes, not {type(given).__name__}{advice}")
 
 
+def as_text(field: str, value: T) -> T:
+    """A name. Bytes are refused: JSON would have their base64. What has a text in JSON (a UUID, an enum) passes."""
+    given: Any = value
+    if isinstance(given, bytes | bytearray | memoryview):
+        raise _wrong(field, f"must be text, not {type(given).__name__}; decode it first, for instance with .decode()")
+    return value
+
+
+def as_texts(field: str, values: T) -> T:
+    """Names and values, none of them bytes."""
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            as_text(field, name)
+            as_text(field, value)
+    return values
+
+
 def as_list(field: str, values: Iterable[T] | None) -> list[T] | None:
     """Several values, or None for all. A single text is refused: it would become a list of its letters."""
     if values is None:
@@ -38,6 +55,14 @@ def as_list(field: str, values: Iterable[T] | None) -> list[T] | None:
         return list(values)
     except TypeError:
         raise _wrong(field, f"must be a list, not {type(values).__name__}") from None
+
+
+def as_text_list(field: str, values: Iterable[T] | None) -> list[T] | None:
+    """Several names, or None for all; as with one name, bytes are refused."""
+    given = as_list(field, values)
+    for each in given or ():
+        as_text(field, each)
+    return given
 
 
 def as_given_list(field: str, values: Iterable[T]) -> list[T]:
@@ -112,6 +137,14 @@ def as_names(field: str, values: Iterable[str] | None) -> list[str] | None:
     names = as_list(field, values)
     for each in names or ():
         as_kind(field, each, str)
+    return names
+
+
+def as_some_names(field: str, values: Iterable[str] | None) -> list[str] | None:
+    """The same where none at all cannot be meant: in a query it would be all, and a worker would wait for ever."""
+    names = as_names(field, values)
+    if names is not None and not names:
+        raise _wrong(field, "must have at least one name, or be None for all")
     return names
 
 

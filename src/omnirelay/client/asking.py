@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import astuple, replace
 
+from omnirelay.client.arguments import as_texts
 from omnirelay.client.items import ItemSpec, is_plain
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import InvalidArgument
@@ -17,6 +19,28 @@ from omnirelay.wire.streams import StreamAck
 
 _json = msgspec.json.Encoder().encode
 _pack = msgspec.msgpack.Encoder().encode
+
+
+def json_of(value: Any) -> bytes:
+    """A value of a caller as JSON. Raises TypeError, ValueError, OverflowError or RecursionError when JSON does not
+    have it, so also for NaN and infinity, of which the encoder makes null.
+    """
+    text = _json(value)
+    if b"null" in text:  # Else there is none of them: looking at everything takes longer than encoding it.
+        _check_finite(msgspec.to_builtins(value))
+    return text
+
+
+def _check_finite(value: Any) -> None:
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            left.extend(each.values())
+        elif isinstance(each, list | tuple):
+            left.extend(each)
+        elif isinstance(each, float) and not math.isfinite(each):
+            raise ValueError(f"it has {each!r}, which is no number there")
 
 
 def encoded(message: Any, encode: Callable[[Any], bytes] = _json) -> bytes:
@@ -68,6 +92,8 @@ class AskingItems(Asking):
         super().__init__(None)
         self._items = items
         self._wait_ms = wait_ms
+        if len(items) == 1:
+            as_texts("attributes", items[0].attributes)
         plain = is_plain(items[0]) and (len(items) == 1 or all(map(is_plain, items)))
         self._wires = None if plain else [item.wire() for item in items]
 

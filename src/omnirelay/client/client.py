@@ -28,7 +28,9 @@ from omnirelay.client.arguments import (
     as_kind,
     as_list,
     as_mapping,
-    as_names,
+    as_some_names,
+    as_text,
+    as_text_list,
     as_timeout,
     as_wait,
     as_whole,
@@ -241,13 +243,13 @@ class Client:
         none came within `wait_ms`.
         """
         request = asked.LeaseRequest(
-            peer_id=peer_id,
+            peer_id=as_text("peer_id", peer_id),
             max_items=as_whole("max_items", max_items),
             wait_ms=as_wait("wait_ms", wait_ms),
             lease_duration_ms=as_whole_or_none("lease_duration_ms", lease_duration_ms),
-            resource_types=as_list("resourceTypes", resource_types),
-            tenants=as_list("tenants", tenants),
-            request_id=request_id or new_request_id(),
+            resource_types=as_text_list("resourceTypes", resource_types),
+            tenants=as_text_list("tenants", tenants),
+            request_id=as_text("request_id", request_id) or new_request_id(),
         )
         answer = await self.call("lease", request, out.LeaseAnswer, timeout_ms=wait_ms + self.timeout_ms)
         return answer.leases
@@ -312,8 +314,8 @@ class Client:
                 "fail",
                 lease,
                 peer_id,
-                reason=reason,
-                error_code=error_code,
+                reason=as_text("reason", reason),
+                error_code=as_text("error_code", error_code),
                 mode=mode,
                 delay_ms=as_whole_or_none("delay_ms", delay_ms),
                 metadata=None if metadata is None else as_mapping("metadata", metadata),
@@ -349,11 +351,15 @@ class Client:
 
     async def get(self, sequence_id: int | None = None, *, request_id: str | None = None, wait_ms: int = 0) -> out.Item:
         """One item; with `wait_ms` the answer waits for its end."""
-        request = asked.GetRequest(sequence_id=sequence_id, request_id=request_id, wait_ms=as_wait("wait_ms", wait_ms))
+        request = asked.GetRequest(
+            sequence_id=sequence_id,
+            request_id=as_text("request_id", request_id),
+            wait_ms=as_wait("wait_ms", wait_ms),
+        )
         return (await self.call("get", request, out.ItemAnswer, timeout_ms=wait_ms + self.timeout_ms)).item
 
     async def cancel(self, sequence_id: int, *, reason: str | None = None, force: bool = False) -> out.CancelAnswer:
-        request = asked.CancelRequest(sequence_id=sequence_id, reason=reason, force=force)
+        request = asked.CancelRequest(sequence_id=sequence_id, reason=as_text("reason", reason), force=force)
         return await self.call("cancel", request, out.CancelAnswer)
 
     async def drain(self, *, max_items: int = 10_000, pause_intake: bool = False) -> out.DrainAnswer:
@@ -375,16 +381,18 @@ class Client:
         until_ms: int | None = None,
     ) -> list[out.OutgoingPause]:
         request = asked.PauseRequest(
-            resource_type=resource_type,
-            tenant=tenant,
+            resource_type=as_text("resource_type", resource_type),
+            tenant=as_text("tenant", tenant),
             intake=intake,
-            reason=reason,
+            reason=as_text("reason", reason),
             until=as_instant("until_ms", until_ms),
         )
         return (await self.call("pause", request, out.PausesAnswer)).pauses
 
     async def resume(self, *, resource_type: str | None = None, tenant: str | None = None) -> list[out.OutgoingPause]:
-        request = asked.ResumeRequest(resource_type=resource_type, tenant=tenant)
+        request = asked.ResumeRequest(
+            resource_type=as_text("resource_type", resource_type), tenant=as_text("tenant", tenant)
+        )
         return (await self.call("resume", request, out.PausesAnswer)).pauses
 
     # -- dead letters --------------------------------------------------------------------------
@@ -398,8 +406,8 @@ class Client:
         max_items: int = 100,
     ) -> out.DeadLettersAnswer:
         request = asked.DeadLettersRequest(
-            resource_type=resource_type,
-            error_code=error_code,
+            resource_type=as_text("resource_type", resource_type),
+            error_code=as_text("error_code", error_code),
             after=as_whole("after", after),
             max_items=as_whole("max_items", max_items),
         )
@@ -418,16 +426,16 @@ class Client:
         request_id: str | None = None,
     ) -> out.Item:
         """Give a dead letter another payload; `redrive` makes it pending again."""
-        payload = asked.IncomingPayload(
+        spec = ItemSpec(
             resource_type=resource_type,
             resource_id=resource_id,
             partition_key=partition_key,
-            payload_encoding=encoding,
-            body=as_bytes("body", body),
+            encoding=encoding,
+            body=body,
             attributes=attributes,
             request_id=request_id,
         )
-        request = asked.EditRequest(sequence_id=sequence_id, payload=payload)
+        request = asked.EditRequest(sequence_id=sequence_id, payload=spec.wire().payload)
         return (await self.call("edit", request, out.ItemAnswer)).item
 
     async def redrive(self, sequence_ids: Sequence[int] | None = None, *, rate_per_second: float | None = None) -> int:
@@ -458,8 +466,8 @@ class Client:
     ) -> out.PageAnswer:
         request = asked.PeekRequest(
             state=state,
-            resource_type=resource_type,
-            tenant=tenant,
+            resource_type=as_text("resource_type", resource_type),
+            tenant=as_text("tenant", tenant),
             after=as_whole("after", after),
             max_items=as_whole("max_items", max_items),
         )
@@ -480,7 +488,7 @@ class Client:
             self.url,
             self.namespace,
             from_sequence,
-            as_names("types", types),
+            as_some_names("types", types),
             until_caught_up,
             reach=lambda attempt: self._with_retries(attempt, self.timeout_ms, repeatable=True),
             check_open=self._linking.check_open,

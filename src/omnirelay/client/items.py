@@ -7,7 +7,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from omnirelay.client.arguments import Bytes, as_bytes, as_instant, as_kind, as_whole, as_whole_or_none
+from omnirelay.client.arguments import (
+    Bytes,
+    as_bytes,
+    as_instant,
+    as_kind,
+    as_text,
+    as_texts,
+    as_whole,
+    as_whole_or_none,
+)
 from omnirelay.core.payload import DEFAULT_PRIORITY, DEFAULT_WEIGHT
 from omnirelay.errors import InvalidArgument
 from omnirelay.wire import requests as asked
@@ -36,16 +45,18 @@ class ItemSpec(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     max_attempts: int | None = None
 
     def wire(self) -> asked.EnqueueItem:
-        """The item as it is sent. Raises InvalidArgument when the body is not bytes, or a number or time none."""
+        """The item as it is sent. Raises InvalidArgument when the body is not bytes or a text is, or a number or time
+        none.
+        """
         return asked.EnqueueItem(
             payload=asked.IncomingPayload(
-                resource_type=self.resource_type,
-                resource_id=self.resource_id,
-                partition_key=self.partition_key,
-                payload_encoding=self.encoding,
+                resource_type=as_text("resource_type", self.resource_type),
+                resource_id=as_text("resource_id", self.resource_id),
+                partition_key=as_text("partition_key", self.partition_key),
+                payload_encoding=as_text("encoding", self.encoding),
                 body=as_bytes("body", self.body),
-                attributes=self.attributes,
-                request_id=self.request_id,
+                attributes=as_texts("attributes", self.attributes),
+                request_id=as_text("request_id", self.request_id),
             ),
             priority=as_whole("priority", self.priority),
             weight=as_whole("weight", self.weight),
@@ -56,10 +67,19 @@ class ItemSpec(msgspec.Struct, kw_only=True, array_like=True, gc=False):
 
 
 def is_plain(item: ItemSpec) -> bool:
-    """Whether it can be sent as it is, in the compact form: whatever else is wrong with it is for the node to say."""
+    """Whether it can be sent as it is, in the compact form: whatever else is wrong with it is for the node to say.
+
+    Attributes are not looked at: for items of a batch that was done when it was made.
+    """
     delay_ms, max_attempts = item.delay_ms, item.max_attempts
+    partition_key, encoding, request_id = item.partition_key, item.encoding, item.request_id
     return (
         type(item.body) is bytes
+        and type(item.resource_type) is str
+        and type(item.resource_id) is str
+        and (request_id is None or type(request_id) is str)
+        and (partition_key is None or type(partition_key) is str)
+        and (encoding is None or type(encoding) is str)
         and type(item.priority) is int
         and type(item.weight) is int
         and (delay_ms is None or type(delay_ms) is int)
@@ -82,7 +102,9 @@ def with_ids(items: Sequence[ItemSpec], ids: Sequence[str | None]) -> list[ItemS
 
 
 def _text_in(item: ItemSpec) -> int:
-    """How many characters it has: a node reckons with four bytes for each. What is no text is for it to refuse."""
+    """How many characters it has: a node reckons with four bytes for each. What is no text is for it to refuse, but for
+    bytes, of which it would get base64.
+    """
     try:
         text = len(item.resource_type) + len(item.resource_id)
         if item.partition_key is not None:
@@ -92,8 +114,9 @@ def _text_in(item: ItemSpec) -> int:
         if item.request_id is not None:
             text += len(item.request_id)
         if item.attributes is not None:
-            text += sum(len(name) + len(value) + 2 for name, value in item.attributes.items())
+            text += len("".join(item.attributes)) + len("".join(item.attributes.values())) + 2 * len(item.attributes)
     except (TypeError, AttributeError):
+        as_texts("attributes", item.attributes)
         return 0
     return text
 

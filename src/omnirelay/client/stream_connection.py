@@ -14,7 +14,6 @@ import msgspec
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus
 from websockets.http11 import Request, Response
-from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
@@ -96,6 +95,8 @@ class StreamConnection(WebSocketLink):
         self._room = Room(calls_max=CALLS_MAX, bytes_max=BYTES_MAX)
         self._ack_room = Room(calls_max=sys.maxsize, bytes_max=BYTES_MAX)
         self._mark = 0
+        self._marking = False
+        """Something is going out of which it matters when the node has taken it in."""
         self.end_reason: str | None = None
         """What the node said before it ended the stream."""
 
@@ -137,7 +138,7 @@ class StreamConnection(WebSocketLink):
 
     @property
     def alive(self) -> bool:
-        return not self._gone and self._engine.state is State.OPEN
+        return self._is_open
 
     def unanswered_bytes(self) -> int:
         return self._room.taken_bytes + self._ack_room.taken_bytes
@@ -374,11 +375,14 @@ class StreamConnection(WebSocketLink):
             self._ack_room.leave(len(message))
 
     def say(self, **message: Any) -> int:
-        """Send what has no answer: `open`, `credit`, `begin`. `clock` is this machine's time; the node gives it back.
+        """Send what has no answer: `open`, `credit`, `withdraw`, `begin`. `clock` is this machine's time; the node
+        gives it back.
 
-        Returns a mark: `Pushed.taken_in` is called with it, or a later one, when the node has taken this in.
+        Returns a mark: `Pushed.taken_in` is called with it, or a later one, when the node has taken this in. Of credit
+        alone nobody is told: the leases that come of it tell.
         """
         if self.alive:
+            self._marking = self._marking or message.keys() != {"credit"}
             if self._form.binary and "open" in message:
                 message["open"] = {**message["open"], "compact": True}
             self._waiting.append(self._form.encode({**message, "clock": elapsed_seconds()}))
@@ -409,14 +413,16 @@ class StreamConnection(WebSocketLink):
             self._send_acks()
         waiting, self._waiting = self._waiting, []
         start = size = 0
-        for index, message in enumerate(waiting):
+        for index, message in enumerate(waiting if len(waiting) > 1 else ()):
             if index > start and (index - start >= MESSAGES_MAX or size + len(message) > FLUSH_BYTES_MAX):
                 self._send_joined(waiting[start:index])
                 start, size = index, 0
             size += len(message)
         self._send_joined(waiting[start:])
-        if self._pushed is not None:
-            # Answered in its turn: then everything before it has been read.
+        if self._pushed is not None and self._marking:
+            # Answered in its turn: then everything before it has been read. Calls and acknowledgements have answers of
+            # their own, and a ping takes both ends as long as one of them.
+            self._marking = False
             self._mark += 1
             self.ping(b"%d" % self._mark)
 

@@ -42,6 +42,10 @@ class Session(Protocol):
         """One message of the peer."""
         ...
 
+    def received(self) -> None:
+        """That was all that has come so far."""
+        ...
+
     def resumed(self) -> None:
         """The peer has caught up: the outlet is not congested any more."""
         ...

@@ -30,6 +30,9 @@ ABANDONED = "error.resourcelease.abandoned"
 
 Outcome: TypeAlias = Reply | OmniRelayError
 Answer: TypeAlias = Callable[[CallId | None, Outcome], None]
+Finish: TypeAlias = Callable[[asyncio.Future[Any]], None]
+Asked: TypeAlias = tuple[asyncio.Future[Any], Finish]
+"""What a call waits for, and what is called with that when it is done."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -79,12 +82,20 @@ class SteppedCall(RunningCall):
 class StreamCalls:
     """`answer` is called with what comes of each, once, unless `close` came first."""
 
-    def __init__(self, dispatcher: Dispatcher, namespace: str, meta: RequestMeta, answer: Answer) -> None:
-        """`meta` is that of the stream."""
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        namespace: str,
+        meta: RequestMeta,
+        answer: Answer,
+        asked: Callable[[asyncio.Future[Any], Finish], None],
+    ) -> None:
+        """`meta` is that of the stream. `asked` is told what calls in steps wait for, and sees to their end."""
         self._dispatcher = dispatcher
         self._namespace = namespace
         self._meta = meta
         self._answer = answer
+        self._asked = asked
         self._loop = asyncio.get_running_loop()
         self._running: set[RunningCall] = set()
         self._by_id: dict[CallId, RunningCall] = {}
@@ -228,7 +239,7 @@ class StreamCalls:
             self._refuse(running, error)
             return
         self._add(running)
-        work.add_done_callback(running.finish)
+        self._asked(work, running.finish)
         if meta.deadline is not None:
             self._watch_deadline(meta.deadline)
 

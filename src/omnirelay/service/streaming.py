@@ -8,6 +8,7 @@
       ◀── {id: 1, results: [..]} ──
       ── {credit: 1} ──▶                     room for one more
       ◀── {cancel: [token]}, {lost: [token]} ──
+      ── {withdraw: true} ──▶                no more, whatever credit is left
 
 Calls are served side by side: one that waits holds up nothing behind it. When the connection ends, what was pushed and
 not begun is released in the next frame, and calls that nobody will hear the answer of are cancelled. A peer that reads
@@ -45,7 +46,7 @@ from omnirelay.rpc.sessions import POLICY, RESTARTING, Outlet
 from omnirelay.service.acknowledging import ACKNOWLEDGE
 from omnirelay.service.callers import caller_of, holder_of
 from omnirelay.service.held_leases import HeldLeases
-from omnirelay.service.stream_calls import StreamCalls
+from omnirelay.service.stream_calls import Asked, Finish, StreamCalls
 from omnirelay.wire.answers import error_body_of, lease_of, outcome_of
 from omnirelay.wire.forms import JSON, PACKED, SUBPROTOCOL, Form, is_packed
 from omnirelay.wire.packed_streams import read_packed_messages
@@ -93,7 +94,9 @@ class LeaseStream:
         self._held: dict[str, OwnershipToken] = {}
         self._granted: deque[GrantedLease] = deque()
         """Held for the peer, and not sent yet."""
-        self._calls = StreamCalls(dispatcher, namespace, meta, self._answer)
+        self._asked: list[Asked] = []
+        """What has been asked of the shard since the last read, and what to do when it has answered."""
+        self._calls = StreamCalls(dispatcher, namespace, meta, self._answer, self._note_asked)
         self._acks_running = 0
         self._pushing: asyncio.Task[None] | None = None
         self._waiting: list[bytes] = []
@@ -102,6 +105,8 @@ class LeaseStream:
         self._flushing = False
         self._receiving = False
         self._closed = False
+        self._ended = False
+        """The peer has been told that this is the end."""
         self._clock: float | None = None
         """The latest time of the peer that has come."""
         offered = meta.headers.get("sec-websocket-protocol", "")
@@ -113,6 +118,8 @@ class LeaseStream:
     # -- the session ---------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
+        if self._ended:
+            return
         packed = self.subprotocol is not None and is_packed(data)
         if self._form is None:
             self._form = PACKED if packed else JSON
@@ -136,6 +143,34 @@ class LeaseStream:
                     self._send(StreamAnswer(id=received.message.id, error=error_body_of(error)))
         finally:
             self._receiving = False
+
+    def received(self) -> None:
+        asked, self._asked = self._asked, []
+        if asked:
+            self._finish_or_wait(asked)
+
+    def _finish_or_wait(self, asked: list[Asked]) -> None:
+        """What has just been asked of the shard is answered in this step if it can be, else when its future is done.
+
+        Whoever is answered beside it hears first: that is a peer that waits for work, and the one who brought the work
+        only wants to know that it is safe.
+        """
+        alone = len(asked) == 1 and self._serve_now()
+        for work, finish in asked:
+            if not alone or not work.done():
+                work.add_done_callback(finish)
+                continue
+            try:
+                finish(work)
+            except Exception as error:
+                # As if the loop had called it: this is no reason to end the connection, with all its calls.
+                self._loop.call_exception_handler({"message": "an answer could not be written", "exception": error})
+
+    def _serve_now(self) -> bool:
+        try:
+            return self._shard().serve_now()
+        except OmniRelayError:
+            return False  # Without a shard the future says so.
 
     def resumed(self) -> None:
         self._push()
@@ -170,6 +205,8 @@ class LeaseStream:
             self._clock = message.clock
         if message.open is not None:
             self._open(message.open)
+        if message.withdraw:
+            self._withdraw()
         if message.credit is not None:
             self._credit = min(self._credit + message.credit, CREDIT_MAX)
             self._push()
@@ -189,6 +226,22 @@ class LeaseStream:
         self._opened = opened
         self._credit = min(self._credit + opened.credit, CREDIT_MAX)
         self._push()
+
+    def _withdraw(self) -> None:
+        """The peer takes nothing more: what it gives back from here on goes to others, and so does what was granted
+        and has not been sent.
+        """
+        self._credit = 0
+        pushing, self._pushing = self._pushing, None
+        if pushing is not None:
+            pushing.cancel()  # At once, and not when the loop comes to it: nothing is granted to it any more.
+        unsent = [each for each in self._granted if each.token.lease_id in self._held]
+        self._granted.clear()
+        for each in unsent:
+            self._held_leases.remove(each.token, self)
+            self.ended(each.token)
+        if unsent:
+            self._return(unsent)
 
     def _begin(self, tokens: list[OwnershipToken]) -> None:
         """The peer works on these. After a reconnect it names those it still holds, and hears of any it lost."""
@@ -229,7 +282,10 @@ class LeaseStream:
             return
         answer = self._shard().submit_acknowledgements(commands)
         self._acks_running += 1
-        answer.add_done_callback(lambda done: self._acknowledged(call_id, outcomes, done))
+        self._note_asked(answer, lambda done: self._acknowledged(call_id, outcomes, done))
+
+    def _note_asked(self, work: asyncio.Future[Any], finish: Finish) -> None:
+        self._asked.append((work, finish))
 
     def _command(self, ack: StreamAck | InvalidArgument) -> Any:
         if isinstance(ack, InvalidArgument):
@@ -313,7 +369,8 @@ class LeaseStream:
             _log.exception("stream_failed", extra={"namespace": self._namespace})
             self._end(Internal("the node failed on this stream; its log has the details"))
         finally:
-            self._pushing = None
+            if self._pushing is asyncio.current_task():  # Else its credit was withdrawn, and new credit has another.
+                self._pushing = None
 
     def _send_granted(self) -> None:
         """As many leases as fit one message. What remains of them counts from now, as does the clock that goes with
@@ -392,9 +449,11 @@ class LeaseStream:
 
     def _end(self, error: OmniRelayError) -> None:
         """Say why, and end the stream. Who broke a rule hears so; anything else is worth another connection."""
+        self._ended = True
         self._send(StreamAnswer(error=error_body_of(error)))
         self._flush()
         self._outlet.close(POLICY if isinstance(error, _RULES) else RESTARTING, error.code)
+        self._calls.close()  # No answer leaves any more, so what one brings is given back.
 
 
 _RULES = (InvalidArgument, PermissionDenied)

@@ -62,6 +62,16 @@ class Page:
     summary: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class QueriedPage:
+    """The same of what the query asks for. What `render` raises is answered as it is for calls."""
+
+    render: Callable[[Mapping[str, str]], Awaitable[tuple[int, str, bytes]]]
+    names: frozenset[str]
+    """Of what may be asked for; another name is refused, as is one that comes twice."""
+    summary: str = ""
+
+
 class HttpInbound:
     """An ASGI application. Mount it anywhere, or hand it to a server as it is.
 
@@ -72,7 +82,7 @@ class HttpInbound:
         self,
         dispatcher: Dispatcher,
         *,
-        pages: Mapping[str, Page] | None = None,
+        pages: Mapping[str, Page | QueriedPage] | None = None,
         origins: Origins | None = None,
         body_max: int = BODY_MAX,
         bodies_max: int = BODIES_MAX,
@@ -188,7 +198,10 @@ class HttpInbound:
     async def _get(self, exchange: _Exchange) -> None:
         page = self._pages.get(exchange.path)
         if page is not None:
-            status, content_type, body = await page.render()
+            if isinstance(page, QueriedPage):
+                status, content_type, body = await page.render(exchange.query_of(page.names))
+            else:
+                status, content_type, body = await page.render()
             await exchange.write(status, [(b"content-type", content_type.encode())], body)
             return
         named = exchange.headers.get("rpc-procedure") or exchange.named_by_path()
@@ -253,9 +266,25 @@ class _Exchange:
             return f"{parts[2]}::{parts[3]}"
         return None
 
+    def query(self) -> list[tuple[str, str]]:
+        return parse_qsl(self.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+
+    def query_of(self, names: frozenset[str]) -> dict[str, str]:
+        """What a page is asked for. Raises InvalidArgument."""
+        found: dict[str, str] = {}
+        for name, value in self.query():
+            if name not in names:
+                raise InvalidArgument(
+                    f"{self.path} takes {' and '.join(sorted(names))}, not {name[:64]!r}", field=name[:64]
+                )
+            if name in found:
+                raise InvalidArgument(f"{name} was given twice", field=name)
+            found[name] = value
+        return found
+
     def query_as_request(self) -> bytes:
         """The query as the JSON a stream is asked with; a reader that comes back says after which message."""
-        query = dict(parse_qsl(self.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+        query = dict(self.query())
         request: dict[str, Any] = {name: value for name, value in query.items() if value != ""}
         for name in [name for name in request if name.lower() == "types"]:
             request[name] = request[name].split(",")

@@ -19,7 +19,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from omnirelay.errors import OmniRelayError, Unavailable, Unimplemented
+from omnirelay.errors import InvalidArgument, OmniRelayError, Unavailable, Unimplemented
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.rpc.sessions import NORMAL, RESTARTING, Session
 from omnirelay.rpc.statuses import http_status
@@ -66,6 +66,10 @@ class WebSocketLink(asyncio.Protocol):
         self._heard_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._gone = False
+        self._is_open = False
+        """Messages can be sent. Noted whenever the engine may have changed its mind: it is asked several times a
+        call, and the engine answers slowly.
+        """
 
     # -- what a subclass does ------------------------------------------------------------------
 
@@ -74,6 +78,9 @@ class WebSocketLink(asyncio.Protocol):
 
     def on_message(self, data: bytes) -> None:
         raise NotImplementedError
+
+    def on_read(self) -> None:
+        """Every message that has come so far was handed on."""
 
     def on_pong(self, data: bytes) -> None:
         """The peer has taken in everything that was sent before this ping."""
@@ -95,7 +102,7 @@ class WebSocketLink(asyncio.Protocol):
         return self._congested_since is not None
 
     def send(self, data: bytes, *, binary: bool = False) -> None:
-        if self._gone or self._engine.state is not State.OPEN:
+        if not self._is_open:
             return
         assert self._transport is not None
         if self._transport.get_write_buffer_size() > UNREAD_MAX:
@@ -107,7 +114,7 @@ class WebSocketLink(asyncio.Protocol):
         self._transport.write(frame)
 
     def close(self, code: int = NORMAL, reason: str = "") -> None:
-        if not self._gone and self._engine.state is State.OPEN:
+        if self._is_open:
             self._engine.send_close(code, reason[:100])
             self._write()
             # Whoever does not answer the close is not waited for.
@@ -115,7 +122,7 @@ class WebSocketLink(asyncio.Protocol):
 
     def ping(self, data: bytes) -> None:
         """Ask for a sign of life; `on_pong` gets the data back."""
-        if not self._gone and self._engine.state is State.OPEN:
+        if self._is_open:
             self._engine.send_ping(data)
             self._write()
 
@@ -132,11 +139,14 @@ class WebSocketLink(asyncio.Protocol):
             data = self._take_head(data)
             if not data:
                 return
-        for part, is_message in self._frames.take(data):
-            if self._over or not is_message:
-                self._take_unusual(part)
-            else:
-                self.on_message(part)
+        try:
+            for part, is_message in self._frames.take(data):
+                if self._over or not is_message:
+                    self._take_unusual(part)
+                else:
+                    self.on_message(part)
+        finally:
+            self.on_read()
 
     def _take_head(self, data: bytes) -> bytes:
         """Give the engine the head of the handshake; returns what came behind it."""
@@ -158,6 +168,7 @@ class WebSocketLink(asyncio.Protocol):
     def _take_unusual(self, data: bytes) -> None:
         engine = self._engine
         engine.receive_data(data)
+        self._note_state()
         for event in engine.events_received():
             if type(event) is Frame:
                 self._on_frame(event)
@@ -181,6 +192,7 @@ class WebSocketLink(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._is_open = False
         if not self._gone:
             self._gone = True
             self.on_gone()
@@ -197,8 +209,10 @@ class WebSocketLink(asyncio.Protocol):
             self.on_pong(bytes(frame.data))
 
     def _write(self) -> None:
+        """Send what the engine has to say. Called behind everything that it is told."""
         transport = self._transport
         assert transport is not None
+        self._note_state()
         if transport.is_closing():
             return
         for data in self._engine.data_to_send():
@@ -213,6 +227,9 @@ class WebSocketLink(asyncio.Protocol):
                 return
         if self._engine.close_expected():
             self._loop.call_later(CLOSE_SECONDS_MAX, self._abort)
+
+    def _note_state(self) -> None:
+        self._is_open = self._engine.state is State.OPEN and not self._gone
 
     def _look_after(self) -> None:
         """Ask for a sign of life, and give up on a peer that has shown none for long."""
@@ -280,18 +297,15 @@ class WebSocketInbound(WebSocketLink):
         try:
             self._session = self._open(event)
         except OmniRelayError as error:
-            body = error_body(error)
-            response = engine.reject(http_status(error), body.decode())
-            del response.headers["content-type"]
-            for name, value in {"content-type": "application/json", **error_headers(error)}.items():
-                response.headers[name] = value
-            engine.send_response(response)
+            engine.send_response(_refusal(engine, error, http_status(error)))
             return
         response = engine.accept(event)
-        engine.send_response(response)
         if response.status_code != 101:
             self._session.closed()
             self._session = None
+            refused = InvalidArgument(f"this is no handshake of a WebSocket: {engine.handshake_exc}", field="headers")
+            response = _refusal(engine, refused, response.status_code)
+        engine.send_response(response)
 
     def _subprotocol(self) -> Subprotocol | None:
         chosen = None if self._session is None else self._session.subprotocol
@@ -317,6 +331,10 @@ class WebSocketInbound(WebSocketLink):
         if self._session is not None:
             self._session.receive(data)
 
+    def on_read(self) -> None:
+        if self._session is not None:
+            self._session.received()
+
     def on_resumed(self) -> None:
         if self._session is not None:
             self._session.resumed()
@@ -325,6 +343,15 @@ class WebSocketInbound(WebSocketLink):
         session, self._session = self._session, None
         if session is not None:
             session.closed()
+
+
+def _refusal(engine: ServerProtocol, error: OmniRelayError, status: int) -> Response:
+    """A response that looks like every other refusal."""
+    response = engine.reject(status, error_body(error).decode())
+    del response.headers["content-type"]
+    for name, value in {"content-type": "application/json", **error_headers(error)}.items():
+        response.headers[name] = value
+    return response
 
 
 def websocket_inbound(

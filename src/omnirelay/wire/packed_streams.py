@@ -19,6 +19,7 @@ class _Outline(asked.Incoming):
 
     id: msgspec.Raw = msgspec.Raw()
     open: msgspec.Raw = msgspec.Raw()
+    withdraw: msgspec.Raw = msgspec.Raw()
     credit: msgspec.Raw = msgspec.Raw()
     begin: msgspec.Raw = msgspec.Raw()
     acks: msgspec.Raw = msgspec.Raw()

@@ -74,6 +74,8 @@ class StreamMessage(Incoming):
 
     id: CallId | None = None
     open: StreamOpen | None = None
+    withdraw: bool = False
+    """Credit that is not used up counts no more; looked at before `credit`, which counts from then on."""
     credit: Annotated[int, Meta(ge=0, le=CREDIT_MAX)] | None = None
     begin: list[OwnershipToken] | None = None
     acks: list[StreamAck] | None = None

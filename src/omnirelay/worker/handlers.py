@@ -103,6 +103,12 @@ class Handlers:
 
 
 def _check_modes(on_error: Mapping[Any, Any]) -> None:
+    given: Any = on_error
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(
+            f'on_error says what each class of exception means, as in {{KeyError: "dead"}}, not {given!r}',
+            field="on_error",
+        )
     for kind, mode in on_error.items():
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
             raise InvalidArgument(f"on_error is by class of exception, not by {kind!r}", field="on_error")

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from omnirelay.client.arguments import as_kind
+from omnirelay.client.asking import json_of
 from omnirelay.client.client import ItemSpec
 from omnirelay.core.commands import Progress
 from omnirelay.core.payload import ErrorInfo, OwnershipToken
@@ -124,6 +125,6 @@ class Job:
 def _as_it_is_now(data: Any) -> Any:
     """A copy, as JSON has it. What JSON does not have is left as it is, for whoever sends it to refuse."""
     try:
-        return msgspec.json.decode(msgspec.json.encode(data))
+        return msgspec.json.decode(json_of(data))
     except (TypeError, ValueError, OverflowError, RecursionError):
         return data

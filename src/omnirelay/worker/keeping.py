@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
 from omnirelay.client.addresses import without_password
+from omnirelay.client.asking import encoded, json_of
 from omnirelay.client.client import Client
 from omnirelay.client.elapsed_time import elapsed_seconds
 from omnirelay.client.failures import NotConnected
@@ -172,6 +173,11 @@ class Keeper:
     async def stop_taking(self) -> None:
         """Take nothing new, and give back what was not begun."""
         self._taking = False
+        self._credit = 0
+        if self._stream is not None:
+            # Before anything is given back, or it would be pushed right back here, until the credit is used up. A node
+            # that does not know of it does just that.
+            self._stream.say(withdraw=True)
         unbegun = [kept for kept in self._kept.values() if not kept.begun]
         for kept in unbegun:
             self._forget(kept)
@@ -484,6 +490,8 @@ class Keeper:
             said = IncomingProgress(fraction=progress.fraction, message=progress.message, data=progress.data)
         sent_at = elapsed_seconds()
         try:
+            if said is not None:
+                encoded(said, json_of)  # NaN would be kept as null, in place of what was reported before.
             timeout_ms = max(100, int(min(kept.remaining_ms() / 2, 10_000)))
             outcome = await self._send(self._ack("heartbeat", token, progress=said), timeout_ms)
         except (FailedPrecondition, PermissionDenied):

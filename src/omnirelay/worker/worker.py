@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
 
-import msgspec
-
-from omnirelay.client.arguments import as_header, as_kind, as_names
+from omnirelay.client.arguments import as_header, as_kind, as_some_names
+from omnirelay.client.asking import json_of
 from omnirelay.client.client import DEFAULT_URL
 from omnirelay.client.connections import checked_namespace, checked_url
 from omnirelay.client.threads import LoopThread
@@ -142,7 +141,7 @@ class Worker:
         self._concurrency = concurrency
         self._prefetch = max(1, concurrency // 2) if prefetch is None else prefetch
         self._lease_duration_ms = lease_duration_ms
-        self._tenants = as_names("tenants", tenants)
+        self._tenants = as_some_names("tenants", tenants)
         self._guard_ms = guard_ms
         self._stop_budget_ms = stop_budget_ms
         self._silent_ms_max = silent_ms_max
@@ -472,7 +471,7 @@ def _encoded(result: Any) -> tuple[bytes | None, str | None]:
         return bytes(result), "application/octet-stream"
     if isinstance(result, str):
         return result.encode(), "text/plain"
-    return msgspec.json.encode(result), "application/json"
+    return json_of(result), "application/json"
 
 
 def _clean(text: str) -> str:
