@@ -5,7 +5,9 @@
 A log of 1,000,000 events (a tenth with --quick) goes through each sink, delivered by the follower of a node in this
 process and confirmed by the target. Before and after each, the log is measured: durable cycles in batches of 1,000,
 three events each, as `benchmarks.kernel` has them. Then the node is loaded steadily: how far the sink is behind, and
-how long an enqueue takes without a sink, with it, and while it catches up with a long log.
+how long an enqueue takes without a sink, with it, and while it catches up with a long log. For comparison: without a
+sink and beside programs that do nothing but keep every processor busy. At last the receiver of a webhook is killed and
+started again: what callers notice of it while it is down, and while its sink comes back and catches up by itself.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -40,6 +42,11 @@ from omnirelay.replication.settings import SinkSettings
 ROOT = Path(__file__).parent.parent
 EVENTS_PER_SECOND = 20_000
 """Of the steady load: a good deal less than the log takes, as a node should be run."""
+FEW_EVENTS = 20_000
+FEW_PER_SECOND = 600
+"""The same for a sink that makes a file of every event."""
+RETRY_MAX_MS = 1_000
+"""Of the sink that is down for a while, 30 s by default: they would be most of what is measured."""
 AIM = 1.0
 
 
@@ -57,6 +64,7 @@ class Row(msgspec.Struct):
     lag: Waits
     healthy: Waits
     catching_up: Waits
+    catching_up_rate: float
     load: str
 
 
@@ -83,6 +91,18 @@ def cpu_of(pids: Sequence[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+@contextmanager
+def busy_programs() -> Iterator[None]:
+    """One for each processor, at usual priority: what callers notice of them, they owe to no sink."""
+    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
 async def confirmed(follower: Follower, sequence: int) -> None:
     """Return when everything is delivered; raises when that will never be."""
     done = asyncio.create_task(follower.wait_confirmed(sequence))
@@ -101,20 +121,28 @@ class Bench:
         self._log = Passes()
 
     async def run(self, targets: list[Target]) -> None:
-        async with open_shard(self._root / "rates") as rates, open_shard(self._root / "node") as shard:
+        async with (
+            open_shard(self._root / "rates") as rates,
+            open_shard(self._root / "node") as shard,
+            open_shard(self._root / "few") as few,
+        ):
             await cycles(rates, 1000, 2)
-            while shard.last_sequence < self._scale.events:
-                await cycles(shard, 1000, min(3, -(-(self._scale.events - shard.last_sequence) // 12_000)))
+            await _filled(shard, self._scale.events if any(not target.few for target in targets) else 0)
+            await _filled(few, FEW_EVENTS if any(target.few for target in targets) else 0)
             alone, rate = await loaded(rates, self._scale.seconds, EVENTS_PER_SECOND)
             print(
                 f"\n{shard.last_sequence:,} events, {EVENTS_PER_SECOND:,} events/s while loaded ({rate:,.0f} reached)"
             )
-            print(f"enqueue p50/p99 with no sink: {alone} ms")
+            with busy_programs():
+                beside, _ = await loaded(rates, self._scale.seconds, EVENTS_PER_SECOND)
+            print(f"enqueue p50/p99 with no sink: {alone} ms; beside a busy program for each processor: {beside} ms")
             print("ratio: to what the log took before and after each; enqueue, lag: p50/p99 in ms")
-            print("CPU: per event, of the node and of the processes that make what its sinks write\n")
+            print("catching up: the same while the sink has a long log to catch up with, and events/s of the sink then")
+            print("CPU: per event, of the node and of the processes that make what its sinks write")
+            print(f"*: a log of {few.last_sequence:,} events, and {FEW_PER_SECOND:,} events/s while loaded\n")
             print(
                 f"{'':18} {'events/s':>9} {'log ev/s':>9} {'ratio':>6} {'CPU us':>7} {'lag':>17} {'enqueue':>11}"
-                f" {'catching up':>12}  load",
+                f" {'catching up':>20}  load",
                 flush=True,
             )
             reached = []
@@ -122,11 +150,11 @@ class Bench:
                 if is_missing(target):
                     print(f"{target.name:18} not fetched: make kafka")
                     continue
-                row = await self._measure(target, shard, rates)
+                row = await self._measure(target, few if target.few else shard, rates)
                 print(
                     f"{row.name:18} {row.rate:>9,.0f} {row.log:>9,.0f} {row.rate / row.log:>6.2f} {row.cpu_us:>7.2f}"
                     f" {row.lag!s:>17}"
-                    f" {row.healthy!s:>11} {row.catching_up!s:>12}  {row.load}",
+                    f" {row.healthy!s:>11} {row.catching_up!s:>12} {row.catching_up_rate:>7,.0f}  {row.load}",
                     flush=True,
                 )
                 if target.aims:
@@ -149,7 +177,7 @@ class Bench:
 
     async def _measure(self, target: Target, shard: Shard, rates: Shard) -> Row:
         place = self._root / target.name.replace(", ", "_")
-        load = Load.now()
+        load, per_second = Load.now(), FEW_PER_SECOND if target.few else EVENTS_PER_SECOND
         with target.served() as (_, url):
             around = await self._rate_of_log(rates)
             last = shard.last_sequence
@@ -164,44 +192,72 @@ class Bench:
                 assert follower.events.total() >= last, "something was left out"
                 around += await self._rate_of_log(rates)
                 meter = LagMeter(shard, follower)
-                healthy, _ = await loaded(shard, self._scale.seconds, EVENTS_PER_SECOND)
+                healthy, _ = await loaded(shard, self._scale.seconds, per_second)
                 lag = await meter.stop()
-            async with replicating(shard, target.settings(url, place / "second"), place):
-                catching_up, _ = await loaded(shard, self._scale.seconds, EVENTS_PER_SECOND)
+            async with replicating(shard, target.settings(url, place / "second"), place) as replication:
+                began = time.perf_counter()
+                catching_up, _ = await loaded(shard, self._scale.seconds, per_second)
+                caught_up = replication.followers[0].checkpoint / (time.perf_counter() - began)
         words = load.since()
         shutil.rmtree(place, ignore_errors=True)
         return Row(
-            target.name, done / elapsed, statistics.median(around), cpu / done * 1e6, lag, healthy, catching_up, words
+            target.name + "*" * target.few,
+            done / elapsed,
+            statistics.median(around),
+            cpu / done * 1e6,
+            lag,
+            healthy,
+            catching_up,
+            caught_up,
+            words,
         )
 
     async def down(self) -> None:
-        """A receiver that is gone for a while and comes back, under load all the time."""
+        """A receiver that is gone for a while and comes back, under load all the time. Nobody tells the sink of it."""
         [target] = [each for each in TARGETS if each.name == "webhook"]
         seconds = self._scale.seconds
         print("\nwebhook under the same load, its receiver killed and started again; enqueue p50/p99 in ms")
         async with open_shard(self._root / "down") as shard:
+            without, _ = await loaded(shard, seconds, EVENTS_PER_SECOND)
             with target.served() as (server, url):
                 assert server is not None
-                async with replicating(shard, target.settings(url, self._root / "hook"), self._root) as replication:
+                settings = target.settings(url, self._root / "hook", retry_max_ms=RETRY_MAX_MS)
+                async with replicating(shard, settings, self._root) as replication:
                     [follower] = replication.followers
-                    await follower.wait_state("running")
-                    up, _ = await loaded(shard, seconds, EVENTS_PER_SECOND)
+                    await confirmed(follower, shard.last_sequence)
+                    healthy, _ = await loaded(shard, seconds, EVENTS_PER_SECOND)
                     server.kill()
                     gone, _ = await loaded(shard, seconds, EVENTS_PER_SECOND)
-                    behind = follower.status().lag_events
+                    stood = follower.checkpoint
                     server.start()
-                    await follower.resume()  # As an operator would: without it the pause between tries comes first.
                     began = time.perf_counter()
-                    back = asyncio.create_task(follower.wait_confirmed(shard.last_sequence))
-                    catching, _ = await loaded(shard, seconds, EVENTS_PER_SECOND)
+                    noticed = asyncio.create_task(confirmed(follower, stood + 1))
+                    unnoticed, _ = await loaded(shard, 20 * seconds, EVENTS_PER_SECOND, noticed.done)
+                    await noticed
+                    found, behind = time.perf_counter() - began, follower.status().lag_events
+                    began = time.perf_counter()
+                    back = asyncio.create_task(confirmed(follower, shard.last_sequence))
+                    catching, _ = await loaded(shard, 20 * seconds, EVENTS_PER_SECOND, back.done)
                     await back
                     caught = time.perf_counter() - began
-        print(f"up {up}, down {gone}, back {catching}; {behind:,} events behind, made up for in {caught:.1f} s at most")
+                    await confirmed(follower, shard.last_sequence)
+                    assert follower.events.total() >= shard.last_sequence, "something was left out"
+        print(f"without a sink {without}, healthy {healthy}, down {gone}, catching up {catching}")
+        print(
+            f"down for {seconds:.0f} s; found again {found:.1f} s after its start, by the sink's own tries (enqueue",
+            end=" ",
+        )
+        print(f"{unnoticed} until then); {behind:,} events behind, made up for in {caught:.1f} s")
+
+
+async def _filled(shard: Shard, events: int) -> None:
+    while shard.last_sequence < events:
+        await cycles(shard, 1000, min(3, -(-(events - shard.last_sequence) // 12_000)))
 
 
 async def measure(arguments: argparse.Namespace) -> None:
     root = Path(tempfile.mkdtemp(prefix="omnirelay-bench-", dir=arguments.directory))
-    scale = Scale(100_000, 2, 3.0) if arguments.quick else Scale(1_000_000, 4, 5.0)
+    scale = Scale(100_000, 2, 3.0) if arguments.quick else Scale(1_000_000, 4, 10.0)
     names = arguments.only.split(",") if arguments.only else []
     targets = [target for target in TARGETS if not names or any(target.name.startswith(name) for name in names)]
     try:

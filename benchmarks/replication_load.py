@@ -33,17 +33,22 @@ class Waits(msgspec.Struct):
         return f"{self.p50:,.1f}/{self.p99:,.1f}"
 
 
-async def _paced(every: float, until: float, work: Callable[[], Awaitable[None]]) -> None:
+async def _paced(every: float, until: float, enough: Callable[[], bool], work: Callable[[], Awaitable[None]]) -> None:
     """Not later for having been late: who is behind comes again at once."""
     at = time.perf_counter()
-    while at < until:
+    while at < until and not enough():
         await work()
         at += every
         await asyncio.sleep(max(0.0, at - time.perf_counter()))
 
 
-async def loaded(shard: Shard, seconds: float, events_per_second: int) -> tuple[Waits, float]:
-    """How long an enqueue of one item took beside cycles in batches, and the events/s that there were in all."""
+async def loaded(
+    shard: Shard, seconds: float, events_per_second: int, enough: Callable[[], bool] = lambda: False
+) -> tuple[Waits, float]:
+    """How long an enqueue of one item took beside cycles in batches, and the events/s that there were in all.
+
+    For so many seconds, or until it is `enough`.
+    """
     waits: list[float] = []
 
     async def cycle() -> None:
@@ -59,7 +64,10 @@ async def loaded(shard: Shard, seconds: float, events_per_second: int) -> tuple[
 
     first, began = shard.last_sequence, time.perf_counter()
     until = began + seconds
-    await asyncio.gather(_paced(3 * BATCH / events_per_second, until, cycle), _paced(1 / CALLS_PER_SECOND, until, call))
+    await asyncio.gather(
+        _paced(3 * BATCH / events_per_second, until, enough, cycle),
+        _paced(1 / CALLS_PER_SECOND, until, enough, call),
+    )
     return Waits.of(waits), (shard.last_sequence - first) / (time.perf_counter() - began)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from omnirelay.replication.settings import FOLLOWED_OTHERWISE, FollowSettings, SinkSettings
+from omnirelay.replication.settings import FollowSettings, SinkSettings, followed_otherwise
 from tests.servers import KAFKA, KafkaServer, NatsServer, PostgresServer, Server
 
 ROOT = Path(__file__).parent.parent
@@ -36,10 +36,14 @@ class Target(msgspec.Struct, frozen=True):
     """The receiving side, when that is a process of its own."""
     aims: bool = False
     """It is to be as fast as the log."""
+    few: bool = False
+    """It makes a file of every event: it gets a short log and a small load, or it would never be done."""
 
-    def settings(self, url: str | None, path: Path) -> SinkSettings:
+    def settings(self, url: str | None, path: Path, **follow_otherwise: Any) -> SinkSettings:
         """`path` is a place of its own: no delivery finds anything there."""
-        follow = FollowSettings(**FOLLOWED_OTHERWISE.get(self.kind, {}))
+        follow = FollowSettings(
+            **{**followed_otherwise(self.kind, self.keys.get("format", "parquet")), **follow_otherwise}
+        )
         named = path.name.replace("-", "_")
         fresh: dict[str, Any] = {"postgres": {"table": named}, "nats": {"stream": named, "subject": named}}.get(
             self.kind, {"topic": named} if self.kind == "kafka" else {}
@@ -69,6 +73,8 @@ TARGETS = (
     Target("sqlite", "sqlite", aims=True),
     Target("segments, Parquet", "objects", {"format": "parquet"}, aims=True),
     Target("segments, JSONL", "objects", {"format": "jsonl"}, aims=True),
+    Target("objects, JSON", "objects", {"format": "json"}, few=True),
+    Target("governance", "governance"),
     Target("postgres", "postgres", server=lambda: PostgresServer(fsync=True)),
     Target("nats", "nats", server=NatsServer),
     Target("kafka", "kafka", server=KafkaServer),

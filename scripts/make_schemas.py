@@ -49,6 +49,14 @@ without it:
 | `rpc.principal` | who called, as it was authenticated; left out when nobody was |
 | `rpc.principal_thumbprint` | thumbprint of the certificate, when the event has a `principalThumbprint` |
 
+What is not there yet: this version authenticates nobody, so its nodes write no `principal` and no
+`principalThumbprint`, and the last two keys are missing. Who called is `peerId`, as it named itself. An event that has
+one of the two, because a later version wrote it or whoever embeds the shard named a principal, is carried on with it
+and gets the key, and the governance sink puts it into its line.
+
+Parquet and Arrow of `omnirelay log export` have the depth in `queue_pending` and `queue_active`, and no `region`: a log
+does not say in which region its node runs, which is the sink's to add.
+
 ## Versions
 
 The schema has version **{version}**; every event that a sink carries away says in which one it was written, as

@@ -24,7 +24,9 @@ from omnirelay.segments.manifest import FAN
 from omnirelay.segments.schema import arrow_schema
 from omnirelay.segments.writer import SegmentWriter
 from tests.cli.conftest import Relay
-from tests.cli.processes import environment, omnirelay, spawned
+from tests.cli.processes import at_terminal, command, environment, omnirelay, spawned
+from tests.integration.restores import contents, digest_in, segments_of, shard_with_past
+from tests.integration.shards import NAMESPACE as JOBS
 from tests.patience import PATIENCE_S
 from tests.segment_logs import SHARD, S3Server, log_of
 
@@ -152,6 +154,26 @@ def test_exports_that_cannot_be_say_why(lost: Lost, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["there.parquet"]
 
 
+def test_an_ending_that_promises_another_format_is_refused_unless_the_format_is_said(
+    lost: Lost, tmp_path: Path
+) -> None:
+    for name in ("e.csv", "e.JSON", "e.jsonl.gz"):
+        said = lost.relay.run("log", "export", "--data", lost.data, "--to-file", tmp_path / name)
+        assert (said.code, "what is written is jsonl, parquet, arrow" in said.err) == (2, True), said
+    said = lost.relay.run("log", "export", "--data", lost.data, "--to-file", "s3://lake/e.csv")
+    assert (said.code, "ends with .csv" in said.err) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+    lost.relay.ok("log", "export", "--data", lost.data, "--format", "jsonl", "--to-file", tmp_path / "e.json")
+    # What is no name of a format is a part of the file's.
+    (tmp_path / "of.csv").mkdir()
+    for name in ("of.csv/e", "e.2026-01-31", "e"):
+        lost.relay.ok("log", "export", "--data", lost.data, "--to-file", tmp_path / name)
+        assert json.loads((tmp_path / name).read_text().splitlines()[0])["sequenceNumber"] == 1
+    lost.relay.ok("log", "export", "--data", lost.data, "--to-file", tmp_path / "of.csv")
+    lost.relay.ok("log", "export", "--data", lost.data, "--to-file", tmp_path / "e.PARQUET")
+    assert pq.read_table(tmp_path / "e.PARQUET").num_rows == len(events_of(lost))
+
+
 def test_an_export_of_what_the_log_does_not_have_says_so_and_leaves_no_file(lost: Lost, tmp_path: Path) -> None:
     last = len(events_of(lost))
     for name in ("-", tmp_path / "x.jsonl", tmp_path / "x.parquet"):
@@ -172,6 +194,22 @@ def test_an_export_that_breaks_off_leaves_no_file(lost: Lost, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_export_that_does_not_fit_on_the_disk_has_failed(relay: Relay, tmp_path: Path) -> None:
+    for number in range(9):
+        relay.enqueue(f"t{number}")
+    file = tmp_path / "events.jsonl"
+    export = command("log", "export", "--to-file", file, "--url", relay.url, "-n", relay.namespace)
+    process = subprocess.run(
+        ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *export],  # No file may grow beyond 512 bytes.
+        capture_output=True,
+        text=True,
+        env=environment(PYTHONDONTWRITEBYTECODE="1"),
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (1, f"error: cannot write {file}: File too large\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_damage_on_the_way_leaves_no_file_and_one_line(lost: Lost, tmp_path: Path) -> None:
     lost.relay.ok("log", "backup", tmp_path / "copy", "--data", lost.data)
     connection = apsw.Connection(str(tmp_path / "copy" / NAMESPACE / "leases.db"))
@@ -183,6 +221,19 @@ def test_damage_on_the_way_leaves_no_file_and_one_line(lost: Lost, tmp_path: Pat
         assert said.code == 6
         assert "frame 5..5" in said.err
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_an_export_shows_at_a_terminal_how_far_it_is(lost: Lost, tmp_path: Path) -> None:
+    last = len(events_of(lost))
+    for name in ("x.jsonl", "x.parquet"):
+        arguments = ("log", "export", "--data", lost.data, "--to-file", tmp_path / name)
+        code, out, shown = at_terminal(*arguments)
+        assert (code, out) == (0, "")
+        assert f"export {NAMESPACE} " in shown
+        assert f" {last}/{last} " in shown
+        # The bar makes way for what stays.
+        assert shown.splitlines()[-1].endswith(f"exported {last} events up to {last}")
+        assert shown.rindex(f"{last}/{last}") < shown.rindex("\x1b[2K") < shown.rindex("exported")
 
 
 # -- restore -------------------------------------------------------------------------------------
@@ -203,6 +254,20 @@ def test_a_killed_node_comes_back_from_its_segments(lost: Lost, tmp_path: Path) 
     node.send_signal(signal.SIGTERM)
     node.communicate(timeout=PATIENCE_S)
     assert fence > report["fencesAbove"] + (1 << 32)
+
+
+def test_a_restore_shows_at_a_terminal_how_far_each_shard_is(lost: Lost, tmp_path: Path) -> None:
+    lake, new = lake_of_two(lost, tmp_path), tmp_path / "new"
+    code, out, shown = at_terminal("log", "restore", "--from", lake, "--data", new, "-o", "json")
+    logs = json.loads(out)["logs"]
+    assert (code, [each["namespace"] for each in logs]) == (0, [JOBS, NAMESPACE])
+    for each in logs:
+        # Every event is copied, and proved.
+        steps = 2 * each["events"]
+        assert shown.index(f"restore {each['namespace']} ") < shown.index(f" {steps}/{steps} ")
+    assert shown.splitlines()[-1].endswith(
+        f"start it with `omnirelay serve --data {new}`; it goes on in a new generation"
+    )
 
 
 def test_what_is_not_empty_stays_as_it_is(lost: Lost, tmp_path: Path) -> None:
@@ -255,6 +320,49 @@ def test_damaged_segments_end_with_6_and_are_named(lost: Lost, tmp_path: Path) -
     assert not (tmp_path / "new" / NAMESPACE).exists()
 
 
+def lake_of_two(lost: Lost, root: Path) -> Path:
+    """Segments of the lost node and of a shard whose name comes before that."""
+    lake = root / "lake"
+    shutil.copytree(lost.lake, lake)
+    asyncio.run(segments_of(lake, asyncio.run(shard_with_past(root / "data"))))
+    assert JOBS < NAMESPACE
+    return lake
+
+
+def test_damage_in_one_shard_leaves_every_place_empty_and_can_be_mended(lost: Lost, tmp_path: Path) -> None:
+    lake, new = lake_of_two(lost, tmp_path), tmp_path / "new"
+    victim = max((lake / NAMESPACE / "segments").iterdir())
+    whole = victim.read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(whole) // 3] ^= 4
+    victim.write_bytes(damaged)
+    said = omnirelay("log", "restore", "--from", lake, "--data", new)
+    assert (said.returncode, said.stdout, victim.name in said.stderr) == (6, "", True)
+    assert contents(new) == {}
+    assert not (lake / JOBS / "restores").exists()
+    victim.write_bytes(whole)
+    logs = json.loads(omnirelay("log", "restore", "--from", lake, "--data", new, "-o", "json").stdout)["logs"]
+    assert [(each["namespace"], each["result"]) for each in logs] == [(JOBS, "restored"), (NAMESPACE, "restored")]
+    assert logs[0]["digest"] == asyncio.run(digest_in(tmp_path / "data"))
+    assert sorted(os.listdir(new)) == [JOBS, NAMESPACE]
+
+
+def test_what_was_restored_before_a_disk_failed_is_named_and_the_rest_can_follow(lost: Lost, tmp_path: Path) -> None:
+    lake, new = lake_of_two(lost, tmp_path), tmp_path / "new"
+    new.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    # It passes for an empty directory until something is to have its name.
+    (new / NAMESPACE).symlink_to(tmp_path / "elsewhere")
+    said = omnirelay("log", "restore", "--from", lake, "--data", new)
+    assert (said.returncode, said.stdout) == (1, "")
+    assert said.stderr.startswith(f"restored {JOBS} up to event ")
+    digest = asyncio.run(digest_in(new))
+    assert f", digest {digest}\nnot restored: {NAMESPACE}; go on with --namespace\nerror: " in said.stderr
+    (new / NAMESPACE).unlink()
+    rest = ["--from", lake, "--data", new, "--namespace", NAMESPACE]
+    assert lost.relay.ok("log", "restore", *rest, "-o", "json").json["result"] == "restored"
+
+
 def test_a_lost_index_ends_with_6_and_other_shards_are_verified_all_the_same(lost: Lost, tmp_path: Path) -> None:
     copy = tmp_path / "lake"
     shutil.copytree(lost.lake, copy)
@@ -303,13 +411,54 @@ def test_segments_whose_manifests_are_gone_are_damaged_and_not_nothing(lost: Los
     assert not (tmp_path / "new").exists()
 
 
+def test_of_two_places_neither_is_left_out_in_silence(lost: Lost, tmp_path: Path) -> None:
+    said = lost.relay.run("log", "verify", tmp_path / "monday", "--data", lost.data)
+    assert (said.code, said.out) == (2, "")
+    assert "say one place to verify" in said.err
+
+
 @pytest.mark.parametrize("arguments", [("verify",), ("restore", "--data", "new", "--from")])
 def test_where_nothing_is_ends_with_4(lost: Lost, tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    for address in (tmp_path / "nowhere", lost.lake / NAMESPACE):
-        said = lost.relay.run("log", *arguments, address, "--namespace", NAMESPACE)
+    for address in (tmp_path / "nowhere", lost.lake.parent):
+        said = lost.relay.run("log", *arguments, address, "--namespace", "none")
         assert said.code == 4
         assert "say the address above NAMESPACE" in said.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [("verify",), ("restore", "--data", "new", "--from")])
+def test_who_goes_too_deep_is_told_where_the_log_is(lost: Lost, arguments: tuple[str, ...]) -> None:
+    segment = max((lost.lake / NAMESPACE / "segments").iterdir())
+    for address in (lost.lake / NAMESPACE / "segments", segment):
+        said = lost.relay.run("log", *arguments, address)
+        assert (said.code, said.err.endswith(f"; say {lost.lake}\n")) == (4, True), said
+    # Of which shard it is the place is not to be doubted.
+    said = lost.relay.run("log", *arguments, lost.lake / NAMESPACE, "--namespace", "orders")
+    assert (said.code, "there is no log of 'orders'" in said.err, said.err.endswith(f"; say {lost.lake}\n")) == (
+        4,
+        True,
+        True,
+    )
+    for place in (lost.data / NAMESPACE, lost.data / NAMESPACE / "leases.db"):
+        said = lost.relay.run("log", "verify", "--data", place)
+        assert (said.code, said.err.endswith(f"; say --data {lost.data}\n")) == (4, True), said
+
+
+def test_a_log_is_verified_at_its_own_place_too(lost: Lost, s3: S3Server, tmp_path: Path) -> None:
+    monday, bucket = tmp_path / "monday", s3.address(tmp_path.name)
+    lost.relay.ok("log", "backup", monday, "--data", lost.data)
+    lost.relay.ok("log", "backup", bucket, "--data", lost.data, *options_of(s3))
+    expected = lost.relay.ok("log", "verify", monday, "-o", "json").json
+    for address in (monday / NAMESPACE, monday / NAMESPACE / "leases.db", f"file://{monday}/{NAMESPACE}/"):
+        assert lost.relay.ok("log", "verify", address, "-o", "json").json == expected
+        assert omnirelay("log", "verify", address).returncode == 0
+    assert omnirelay("log", "verify", "leases.db", cwd=monday / NAMESPACE).returncode == 0
+    segments = lost.relay.ok("log", "verify", lost.lake, "-o", "json").json
+    assert lost.relay.ok("log", "verify", lost.lake / NAMESPACE, "-o", "json").json == segments
+    remote = lost.relay.ok("log", "verify", f"{bucket}/{NAMESPACE}", *options_of(s3), "-o", "json").json
+    assert remote == expected | {"witnessed": remote["witnessed"]}
+    back = lost.relay.ok("log", "restore", "--from", lost.lake / NAMESPACE, "--data", tmp_path / "new", "-o", "json")
+    assert back.json["lastSequence"] == segments["lastSequence"]
 
 
 # -- backup --------------------------------------------------------------------------------------
@@ -350,6 +499,26 @@ def test_a_backup_and_later_segments_are_restored_together(lost: Lost, tmp_path:
     wrong = ["--from", lost.lake, "--base", lost.lake, "--data", tmp_path / "other"]
     said = lost.relay.run("log", "restore", *wrong)
     assert (said.code, "--base wants a backup" in said.err) == (4, True)
+
+
+def test_a_base_below_a_backup_is_refused(lost: Lost, tmp_path: Path) -> None:
+    """It was passed over: what came back was the backup alone."""
+    lost.relay.ok("log", "backup", tmp_path / "monday", "--data", lost.data)
+    arguments = ["--from", tmp_path / "monday", "--base", tmp_path / "nowhere", "--data", tmp_path / "new"]
+    said = lost.relay.run("log", "restore", *arguments)
+    assert (said.code, "--base is for segments" in said.err) == (2, True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_in_place_of_a_directory_is_wrong_usage(lost: Lost, tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("mine")
+    for place in (file, file / "below"):
+        for arguments in (["backup", place, "--data", lost.data], ["restore", "--from", lost.lake, "--data", place]):
+            said = lost.relay.run("log", *arguments)
+            assert (said.code, said.out) == (2, "")
+            assert said.err == f"error: {place} cannot be a directory: {file} is a file; say another place\n"
+    assert file.read_text() == "mine"
 
 
 def test_a_backup_is_not_overwritten(lost: Lost, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -14,7 +15,10 @@ import apsw
 import httpx
 import pytest
 
+from omnirelay import NewItem, Payload, Shard, SqliteLog
 from omnirelay.log.files import WriterLock
+from omnirelay.log.sqlite.redo_file import RedoPlan
+from omnirelay.log.sqlite.redo_layout import BLOCK_BYTES
 from tests.cli.conftest import Relay
 from tests.cli.processes import DevNode, command, environment, spawned
 from tests.patience import PATIENCE_S
@@ -322,6 +326,43 @@ def test_recover_says_what_is_lost_and_asks_at_a_terminal(
     assert process.returncode == code
     assert err.index(b"lost: 3 to 7") < err.index(b"for good?")
     assert len(list((copy / DEFAULT).glob("leases.db.damaged-*"))) == files
+
+
+@pytest.mark.parametrize("damaged", [True, False], ids=["damaged", "missing"])
+def test_recover_says_what_a_lost_redo_file_costs(stored: tuple[Relay, Path], tmp_path: Path, damaged: bool) -> None:
+    """It holds the last events of a node that was killed."""
+    relay, _ = stored
+    asyncio.run(_crash_with_redo(tmp_path))
+    redo = tmp_path / DEFAULT / "leases.redo"
+    contents = bytearray(redo.read_bytes())
+    contents[2 * BLOCK_BYTES + 200] ^= 1
+    if damaged:
+        redo.write_bytes(contents)
+    else:
+        redo.unlink()
+    assert relay.run("log", "verify", "--data", tmp_path).code == 6
+    said = relay.run("log", "recover", "--data", tmp_path)
+    assert said.code == 6
+    assert str(redo) in said.err
+    assert (
+        "kept: the events up to 4; lost: 5 to 6" if damaged else "kept: all events that are known of, up to 2"
+    ) in said.err
+    recovered = relay.ok("log", "recover", "--data", tmp_path, "--accept-loss", "--yes", "-o", "json").json
+    assert recovered["lastSequence"] == (4 if damaged else 2)
+    assert relay.ok("log", "verify", "--data", tmp_path, "-o", "json").json["result"] == "whole"
+    assert (tmp_path / DEFAULT / "leases.redo.damaged-1").exists() == damaged
+
+
+async def _crash_with_redo(data: Path) -> None:
+    """Six events, of which the last four are in the redo file only."""
+    log = SqliteLog.open(data, DEFAULT, redo=RedoPlan(after_frames=1, settle_s=3_600.0))
+    shard = await Shard.open(log)
+    item = NewItem(payload=Payload(resource_type="table", resource_id="a"))
+    await shard.enqueue(item)
+    await log.drop_snapshots([], 1)  # Behind the making of the file.
+    for _ in range(4):
+        await shard.enqueue(item)
+    log.abandon()
 
 
 def test_log_of_which_only_the_witness_is_left_can_be_given_up(tmp_path: Path) -> None:

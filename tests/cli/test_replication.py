@@ -121,11 +121,31 @@ def test_what_makes_no_sense_is_refused(relay: Relay) -> None:
     said = relay.run("replication", "pause", "nothing")
     assert said.code == 4
     assert (
-        "there is no sink nothing of any shard; there are: broken of orders, lake of invoices, lake of orders"
+        "there is no sink 'nothing' of any shard; there are: broken of orders, lake of invoices, lake of orders"
         in said.err
     )
+    known = "; there are: broken of orders, lake of invoices, lake of orders (replication.unknown_sink)\n"
+    for arguments, words in (
+        (("-s", "nosuch"), "there is no sink of a shard 'nosuch'"),
+        (("",), "there is no sink '' of any shard"),
+        (("lake", "-s", "nosuch"), "there is no sink 'lake' of a shard 'nosuch'"),
+    ):
+        said = relay.run("replication", "status", *arguments)
+        assert (said.code, said.err) == (4, f"error: {words}{known}")
     assert relay.run("replication", "reset", "lake").code == 2
     assert relay.run("replication", "reset", "lake", "--to", 10**6).code == 2
+
+
+def test_a_replay_from_behind_the_end_repeats_the_number_that_was_typed(relay: Relay) -> None:
+    relay.enqueue()
+    caught_up(relay)
+    [status] = relay.ok("replication", "status", "lake", "-s", "orders", "-o", "jsonl").lines
+    last = status["checkpoint"]
+    said = relay.run("replication", "replay", "lake", "-s", "orders", "--from", last + 89)
+    assert said.err == f"error: --from {last + 89} lies behind event {last}, where the log of orders ends\n"
+    assert said.code == 2
+    # The event that comes next may be the first: then nothing is delivered again.
+    relay.ok("replication", "replay", "lake", "-s", "orders", "--from", last + 1)
 
 
 def test_a_node_without_sinks_says_so(node: DevNode) -> None:

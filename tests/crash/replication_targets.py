@@ -14,9 +14,10 @@ from pathlib import Path
 
 import msgspec
 
+from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.settings import TABLE
 from tests.patience import PATIENCE_S
-from tests.servers import NatsServer, PostgresServer, Server
+from tests.servers import KafkaServer, NatsServer, PostgresServer, Server
 
 NAMESPACE = "resourcelease"
 SINKS = Path("data") / "sinks"
@@ -35,6 +36,8 @@ class Target(ABC):
     name: str
     server: Server | None = None
     """The receiving side, when that is a process of its own: killed and started again while the node delivers."""
+    is_killed = True
+    """False: it takes so long to begin again that only the node is killed."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -77,35 +80,100 @@ class Tables(Target):
         return [row[0].encode() for row in found]
 
 
+class Segments(Target):
+    """Merged while the node is killed, too; verified before they are read."""
+
+    name = "segments"
+    format = "parquet"
+
+    def config(self) -> str:
+        return (
+            f'[sinks.{self.name}]\nkind = "objects"\nformat = "{self.format}"\n'
+            'linger = "1ms"\nbatch_events = 80\ncompact_at = 4\n'
+        )
+
+    def held(self) -> list[bytes]:
+        return asyncio.run(self._read())
+
+    async def _read(self) -> list[bytes]:
+        # An extra: only those who test this target need it.
+        from omnirelay.segments.connecting import connect
+        from omnirelay.segments.reader import SegmentReader
+        from omnirelay.segments.verification import verify
+
+        store = await connect(str(self.directory / SINKS / self.name), writable=False)
+        report = await verify(store, NAMESPACE)
+        assert report.version > 1, "there was one delivery only"
+        found: list[ReplicatedEvent] = []
+        async for frame in SegmentReader(store, NAMESPACE).frames():
+            found += events_of_frame(frame, "local", found[-1].sequence if found else 0)
+        return [event.json() for event in found]
+
+
+class LineSegments(Segments):
+    name = "lines"
+    format = "jsonl"
+
+
+class Objects(Target):
+    name = "objects"
+
+    def config(self) -> str:
+        return '[sinks.objects]\nkind = "objects"\nformat = "json"\nlinger = "1ms"\nbatch_events = 50\n'
+
+    def held(self) -> list[bytes]:
+        paths = sorted((self.directory / SINKS / "objects" / NAMESPACE).glob("*.json"))
+        return [path.read_bytes() for path in paths]
+
+
 class Receiver(Server):
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self._form = form
+
     def command(self) -> Sequence[str | Path]:
-        return [sys.executable, Path(__file__).with_name("webhook_receiver.py"), str(self.port), self.lines]
+        program = Path(__file__).with_name("event_receiver.py")
+        return [sys.executable, program, self._form, str(self.port), self.lines]
 
     @property
     def lines(self) -> Path:
         return self.directory / "events.jsonl"
 
 
-class Webhook(Target):
+class Received(Target):
     """A receiver that takes everything as it comes: what came twice is left out here, as its readers have to."""
 
-    name = "hook"
+    form: str
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.server = self._receiver = Receiver()
-
-    def config(self) -> str:
-        return (
-            f'[sinks.hook]\nkind = "webhook"\nurl = "http://127.0.0.1:{self._receiver.port}/"\n'
-            'linger = "1ms"\nbatch_events = 60\nretry_max = "200ms"\nrequired = true\n'
-        )
+        self.server = self.receiver = Receiver(self.form)
 
     def held(self) -> list[bytes]:
-        return self._receiver.lines.read_bytes().splitlines()
+        return self.receiver.lines.read_bytes().splitlines()
 
     def events(self) -> list[bytes]:
         return once(self.held())
+
+
+class Webhook(Received):
+    name, form = "hook", "webhook"
+
+    def config(self) -> str:
+        return (
+            f'[sinks.hook]\nkind = "webhook"\nurl = "http://127.0.0.1:{self.receiver.port}/"\n'
+            'linger = "1ms"\nbatch_events = 60\nretry_max = "200ms"\nrequired = true\n'
+        )
+
+
+class Otel(Received):
+    name, form = "otel", "otlp"
+
+    def config(self) -> str:
+        return (
+            f'[sinks.otel]\nkind = "otel"\nurl = "http://127.0.0.1:{self.receiver.port}/v1/logs"\n'
+            'linger = "1ms"\nbatch_events = 60\nretry_max = "200ms"\n'
+        )
 
 
 class Postgres(Target):
@@ -156,6 +224,29 @@ class Nats(Target):
             return [(await consumer.next_msg(timeout=PATIENCE_S)).data for _ in range(count)]
         finally:
             await connection.close()
+
+    def events(self) -> list[bytes]:
+        return once(self.held())
+
+
+class Kafka(Target):
+    name = "kafka"
+    is_killed = False
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.server = self._kafka = KafkaServer()
+
+    def config(self) -> str:
+        return (
+            f'[sinks.kafka]\nkind = "kafka"\nurl = "{self._kafka.url}"\ntopic = "events"\n'
+            'linger = "1ms"\nbatch_events = 400\nretry_max = "200ms"\n'
+        )
+
+    def held(self) -> list[bytes]:
+        from tests.integration.test_sink_kafka import read_all
+
+        return [message.value() or b"" for message in read_all(self._kafka, "events")]
 
     def events(self) -> list[bytes]:
         return once(self.held())

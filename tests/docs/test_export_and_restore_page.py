@@ -57,8 +57,9 @@ def test_the_commands_of_the_page_work_in_their_order(
         for name in "abcd":
             relay.enqueue(name)
         # Each look is a round trip to the node, so this ends as soon as the sink is there.
-        while relay.ok("replication", "status", "-o", "jsonl").lines[0]["checkpoint"] < 5:
+        while (status := relay.ok("replication", "status", "-o", "jsonl").lines[0])["checkpoint"] < 5:
             assert node.poll() is None
+            assert status["state"] != "failed", status
         restored = []
         for line in [line for block in blocks("sh") for line in block.splitlines()]:
             program, *words = shlex.split(line)

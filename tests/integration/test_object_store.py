@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from obstore.store import AzureStore, GCSStore, S3Store
 
 from omnirelay.errors import Unavailable, Unimplemented
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.errors import ObjectMissing, SegmentStoreUnusable
 from omnirelay.segments.local import LocalObjectStore
+from omnirelay.segments.remote import RemoteObjectStore
 from omnirelay.segments.store import ObjectStore, prove_one_winner
 from tests.patience import PATIENCE_S
 from tests.segment_logs import S3Server
@@ -24,6 +26,48 @@ from tests.segment_logs import S3Server
 @pytest.fixture
 def store(object_store: ObjectStore) -> ObjectStore:
     return object_store
+
+
+@pytest.mark.parametrize(
+    ("address", "options", "store"),
+    [
+        ("s3://lake/leases", {"region": "eu-1"}, S3Store),
+        ("gs://lake/leases", {}, GCSStore),
+        ("az://lake/leases", {"account_name": "omni", "access_key": "aGlkZGVu"}, AzureStore),
+        ("abfs://lake@omni.dfs.core.windows.net/leases", {}, AzureStore),
+        ("abfs://lake/leases", {"account_name": "omni"}, AzureStore),
+    ],
+)
+async def test_addresses_of_every_cloud_make_a_store_without_a_network(
+    address: str, options: dict[str, Any], store: type[Any]
+) -> None:
+    """Reading them is left to who has such a cloud; what is made of an address and options is ours."""
+    made = await connect(address, options, writable=False)
+    assert made.address == address
+    assert isinstance(made, RemoteObjectStore)
+    assert isinstance(made._store, store)
+    assert made._store.prefix == "leases"
+    config: dict[str, Any] = dict(made._store.config)
+    assert config.get("bucket", config.get("container_name")) == "lake"
+    assert config.get("account_name") == ("omni" if store is AzureStore else None)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("s3://me:hidden@lake/leases", "s3://lake/leases"),
+        ("abfs://lake:hidden@omni.dfs.core.windows.net/x?sig=hidden", "abfs://lake@omni.dfs.core.windows.net/x"),
+    ],
+)
+async def test_an_address_is_shown_without_what_is_secret(address: str, shown: str) -> None:
+    assert (await connect(address, {"region": "eu-1"} if "s3" in address else {}, writable=False)).address == shown
+
+
+@pytest.mark.parametrize("address", ["az://lake/leases", "az://lake:hidden@omni/leases?sig=hidden"])
+async def test_an_address_of_azure_that_says_too_little_is_refused(address: str) -> None:
+    with pytest.raises(SegmentStoreUnusable, match=r"az://lake.* cannot be used") as caught:
+        await connect(address, writable=False)
+    assert "hidden" not in caught.value.message
 
 
 async def test_an_object_is_created_once_and_never_overwritten(store: ObjectStore) -> None:
@@ -54,6 +98,23 @@ async def test_a_listing_is_sorted_and_goes_on_behind_a_key(store: ObjectStore) 
     [first, *_] = await store.list("dir")
     assert first.size == 1
     assert first.modified_ms > 1_700_000_000_000
+
+
+async def test_folders_are_told_without_what_lies_below_them(store: ObjectStore) -> None:
+    odd = "it's 007 % é+~"
+    for key in ("b/x", "b/y", "a/deep/x", f"{odd}/x", "file"):
+        await store.put_if_absent(f"dir/{key}", b"")
+    assert await store.folders("dir") == ["a", "b", odd]
+    assert await store.folders("dir/a") == ["deep"]
+    assert "dir" in await store.folders("")
+    assert await store.folders("nothing") == await store.folders("dir/file") == []
+
+
+async def test_more_folders_than_a_page_holds_are_all_told(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "10")
+    names = [f"{each:04d}" for each in range(35)]
+    await asyncio.gather(*(store.put_if_absent(f"many/{name}/x", b"") for name in names))
+    assert await store.folders("many") == names
 
 
 async def test_a_listing_is_longer_than_a_page(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +207,25 @@ async def test_an_address_that_cannot_be_is_refused(address: str, options: dict[
     with pytest.raises(SegmentStoreUnusable, match=words) as caught:
         await connect(address, options)
     assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("address", "option", "path", "words"),
+    [
+        ("s3://lake/x", "metadata_endpoint", "", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the options access_"),
+        ("abfs://lake@us.dfs.core.windows.net/x", "msi_endpoint", "/metadata/identity/oauth2/token", "AZURE_STORAGE_"),
+    ],
+    ids=["s3", "azure"],
+)
+async def test_who_has_no_credentials_is_told_where_to_set_them(
+    address: str, option: str, path: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_"))]:
+        monkeypatch.delenv(name)
+    # Nobody listens there; it stands for the service that a cloud's machine has and others have not.
+    options = {option: f"http://127.0.0.1:9{path}", "allow_http": True}
+    with pytest.raises(Unavailable, match=f"^{address}: there are no credentials, .* set {words}"):
+        await connect(address, options)
 
 
 async def test_a_bucket_that_is_not_there_is_named(s3: S3Server) -> None:

@@ -582,6 +582,53 @@ async def test_a_reset_during_a_delivery_is_not_undone_by_it() -> None:
         assert [delivery[0] for delivery in sink.deliveries] == [1, 1]
 
 
+async def test_what_is_behind_is_known_as_soon_as_a_reset_is_answered() -> None:
+    clock = FakeClock()
+    async with await Place("memory", Path("unused")).open(clock) as shard:
+        await enqueued(shard)
+        begin = shard.last_sequence
+        await clock.advance(2_000)
+        await enqueued(shard, *items(3))
+        gate = asyncio.Event()
+        gate.set()
+        sink = Recorder(lambda events: gate.wait())
+        async with following(shard, sink) as follower:
+            await caught_up(follower, shard)
+            await clock.advance(7_000)
+            gate.clear()
+            for sequence, age_ms in ((0, 9_000), (begin, 7_000)):
+                if sequence:
+                    gate.set()
+                    await caught_up(follower, shard)
+                    gate.clear()
+                await follower.reset(sequence)
+                status = follower.status()
+                assert status.lag_ms == age_ms
+                assert status.lag_events == shard.last_sequence - sequence
+                assert status.lag_bytes
+            gate.set()
+            await caught_up(follower, shard)
+            assert (follower.status().lag_ms, follower.status().lag_bytes) == (0, 0)
+
+
+async def test_what_is_behind_is_not_called_nothing_before_it_is_known() -> None:
+    clock = FakeClock()
+    async with await Place("memory", Path("unused")).open(clock) as shard:
+        await enqueued(shard, *items(3))
+        gate = asyncio.Event()
+        sink = Recorder(lambda events: gate.wait())
+        async with following(shard, sink) as follower:
+            started = follower.status()
+            assert (started.lag_events, started.lag_ms, started.lag_bytes) == (shard.last_sequence, None, None)
+            await soon(sink.delivered(1))
+            await follower.reset(0)  # While a delivery hangs.
+            hanging = follower.status()
+            assert (hanging.lag_events, hanging.lag_ms) == (shard.last_sequence, None)
+            gate.set()
+            await caught_up(follower, shard)
+            assert follower.status().lag_ms == 0
+
+
 async def test_a_reset_fills_a_target_that_was_emptied(tmp_path: Path) -> None:
     async with memory_shard() as shard:
         await work(shard)

@@ -215,6 +215,27 @@ async def test_sinks_are_handled_by_procedures() -> None:
         assert refused.status_code == 400
 
 
+async def test_the_page_of_sinks_shows_what_its_query_asks_for() -> None:
+    sinks = (sink("one"), sink("two", shards=("b",)))
+    async with node_with(*sinks, namespaces=("a", "b")) as node, Http(node, "replication") as control:
+        await caught_up(node)
+        for asked, expected in (
+            ({}, [("one", "a"), ("one", "b"), ("two", "b")]),
+            ({"sink": "one"}, [("one", "a"), ("one", "b")]),
+            ({"shard": "b"}, [("one", "b"), ("two", "b")]),
+            ({"sink": "two", "shard": "b"}, [("two", "b")]),
+        ):
+            page = await control.client.get("/omnirelay/control/replication", params=asked)
+            assert [(each["sink"], each["shard"]) for each in page.json()["sinks"]] == expected
+            assert page.json() == await control.call("status", asked)
+        for wrong in ({"sink": "three"}, {"sink": ""}, {"shard": "c"}, {"sink": "two", "shard": "a"}):
+            page = await control.client.get("/omnirelay/control/replication", params=wrong)
+            assert (page.status_code, page.json()["code"]) == (404, "replication.unknown_sink")
+        for query, field in (("sinks=one", "sinks"), ("sink=one&sink=two", "sink")):
+            page = await control.client.get(f"/omnirelay/control/replication?{query}")
+            assert (page.status_code, page.json()["metadata"]) == (400, {"field": field})
+
+
 @pytest.mark.parametrize("wrong", [{}, {"to": 1}, {"sequence": None}], ids=str)
 async def test_a_reset_that_does_not_say_where_to_changes_nothing(wrong: dict[str, Any]) -> None:
     async with node_with(sink("one")) as node, Http(node) as http, Http(node, "replication") as control:

@@ -63,11 +63,16 @@ def test_wrong_options_are_named(tmp_path: Path, options: dict[str, object], wor
         make_csv_sink(options, SinkPlace("sheet", SHARD, tmp_path, lambda item, lease: None))
 
 
-def test_a_node_runs_a_sink_that_another_package_brings(tmp_path: Path) -> None:
+PAGES = [EXAMPLE / "README.md", ROOT / "docs/replication/sinks.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_node_runs_a_sink_that_another_package_brings(page: Path, tmp_path: Path) -> None:
     target = tmp_path / "packages"
     install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
     subprocess.run([sys.executable, "-m", "pip", *install, str(EXAMPLE)], check=True, timeout=PATIENCE_S)
-    [snippet] = re.findall(r"^```toml\n(.*?)^```", (EXAMPLE / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    *_, snippet = re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert 'kind = "csv"' in snippet
     (tmp_path / "omnirelay.toml").write_text(CONFIG + snippet)
     path = os.pathsep.join([str(target), *(each for each in sys.path if each)])
     node = subprocess.Popen(

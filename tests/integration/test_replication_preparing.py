@@ -115,31 +115,47 @@ async def test_deliveries_are_smaller_while_callers_wait_for_the_same_disk(
         if most is not None:
             sink.events_beside_callers = most  # type: ignore[attr-defined]
         courtesy = Courtesy(lambda: now, among=processors)
-        courtesy.called()
+        courtesy.called(1)
         now += since_s
         sink.go_on.set()
         settings = msgspec.structs.replace(QUICK, batch_events=6)
         async with following(shard, sink, settings=settings, courtesy=courtesy) as follower:
             await caught_up(follower, shard)
-        assert {len(each) for each in sink.deliveries[:3]} == counts
+        assert {len(each) for each in sink.deliveries[:1]} == counts  # Behind it there may be time to rest.
         assert sink.taken == await log_of(shard)
 
 
-@pytest.mark.parametrize(("since_s", "prepared"), [(0.5, True), (1.5, False)])
-async def test_a_large_delivery_is_prepared_first_only_where_callers_would_notice(
-    monkeypatch: pytest.MonkeyPatch, since_s: float, prepared: bool
+async def test_deliveries_are_smaller_still_where_there_is_time_to_rest() -> None:
+    """With every one that ends, it is found out whether there is. At the end there is none: it has caught up."""
+    async with memory_shard() as shard:
+        for _ in range(60):
+            await enqueued(shard, *items(1))
+        sink = Preparing()
+        sink.events_beside_callers = 8  # type: ignore[attr-defined]
+        courtesy = Courtesy(lambda: 100.0, among=2)
+        courtesy.called(1)
+        sink.go_on.set()
+        settings = msgspec.structs.replace(QUICK, batch_events=12)
+        async with following(shard, sink, settings=settings, courtesy=courtesy) as follower:
+            await caught_up(follower, shard)
+        sizes = [len(each) for each in sink.deliveries]
+        assert sizes[0] == 8
+        assert set(sizes[1:15]) == {2}
+        assert 8 in sizes[15:]
+        assert sink.taken == await log_of(shard)
+
+
+@pytest.mark.parametrize(("large", "prepared"), [(1, True), (1 << 20, False)])
+async def test_a_large_delivery_is_prepared_although_nothing_is_under_way(
+    monkeypatch: pytest.MonkeyPatch, large: int, prepared: bool
 ) -> None:
-    """Else the sink makes it by itself, while whoever is to prepare the others gets ready."""
-    monkeypatch.setattr(delivery_module, "LARGE_BYTES", 1)
-    now = 100.0
+    """Whoever makes it knows where that is best done; a small one is made sooner than that is asked."""
+    monkeypatch.setattr(delivery_module, "LARGE_BYTES", large)
     async with memory_shard() as shard:
         await work(shard)
         sink = Preparing()
-        courtesy = Courtesy(lambda: now, among=64)
-        courtesy.called()
-        now += since_s
         sink.go_on.set()
-        async with following(shard, sink, settings=SMALL, courtesy=courtesy) as follower:
+        async with following(shard, sink, settings=SMALL, courtesy=Courtesy(lambda: 100.0, among=64)) as follower:
             await caught_up(follower, shard)
         assert (sink.came[0] in sink.prepared) == prepared
         assert sink.taken == await log_of(shard)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import hashlib
 import hmac
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import msgspec
 import pytest
 
 from omnirelay.errors import Unavailable
+from omnirelay.replication.governance import governance_schema
 from omnirelay.replication.sinks import ReplicationSink, SinkRefused, SinkUnusable
 from omnirelay.replication.webhook import WebhookSink
 from omnirelay.testing.sinks import SHARD, SinkConformance, made_events
+from tests.integration.nodes import Http
+from tests.integration.test_replication_node import ITEM, caught_up, node_with
+from tests.integration.test_replication_node import sink as settings_of
 
 EVENTS = made_events(12)
 SECRET = b"between us"
@@ -88,6 +94,37 @@ async def deliver(sink: WebhookSink, events: Sequence[Any] = EVENTS) -> None:
         await sink.apply(events)
     finally:
         await sink.close()
+
+
+async def test_governance_goes_to_a_webhook_as_lines_of_its_schema(receiver: Receiver, tmp_path: Path) -> None:
+    (tmp_path / "audit.secret").write_bytes(SECRET + b"\n")
+    audit = settings_of(
+        "audit", "governance", url=receiver.url, secret_file="audit.secret", headers={"X-Team": "governance"}
+    )
+    async with node_with(audit, data=tmp_path) as node, Http(node) as http:
+        await http.call("enqueue", {"items": [ITEM] * 3})
+        leased = await http.call("lease", {"maxItems": 2, "waitMs": 0}, Rpc_Caller="worker-1")
+        done, failed = ({"ownershipToken": lease["ownershipToken"]} for lease in leased["leases"])
+        await http.call("heartbeat", {"acks": [done]})
+        await http.call("complete", {"acks": [done]})
+        await http.call("fail", {"acks": [failed]})
+        await caught_up(node)
+    lines = [line for _, body in receiver.posts for line in msgspec.json.decode(body)["events"]]
+    actions = Counter(line["action"] for line in lines)
+    assert actions == {"enqueue": 3, "grant": 2, "heartbeat": 1, "completion": 1, "failure": 1}
+    assert {line["peer"] for line in lines if line["action"] != "enqueue"} == {"worker-1"}
+    validator = jsonschema_rs.validator_for(governance_schema())
+    for line in lines:
+        validator.validate(line)
+    numbers = [line["sequenceNumber"] for line in lines]
+    assert numbers == sorted(set(numbers))
+    for headers, body in receiver.posts:
+        assert headers["x-team"] == "governance"
+        read = msgspec.json.decode(body)
+        first, last = sequences(read)[0], sequences(read)[-1]
+        assert headers["idempotency-key"] == f"resourcelease:{first}-{last}"
+        signature = hmac.new(SECRET, body, hashlib.sha256).hexdigest()
+        assert headers["x-omnirelay-signature"] == f"sha256={signature}"
 
 
 async def test_a_delivery_is_signed_and_has_a_key_by_which_a_repeat_is_known(receiver: Receiver) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import get_args
 
 import msgspec
@@ -21,7 +22,7 @@ from omnirelay.log.frame import chain_of, encode_frame, genesis_chain
 from omnirelay.replication import workshop as workshop_module
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.made import Form
-from omnirelay.replication.making import make
+from omnirelay.replication.making import make, takes_long_to_begin
 from omnirelay.replication.replication import Replication
 from omnirelay.replication.settings import TABLE, FollowSettings, SinkSettings
 from omnirelay.replication.workshop import Workshop
@@ -77,6 +78,18 @@ async def ended(pid: int) -> None:
         os.close(process)
 
 
+async def test_a_process_lets_callers_go_first_from_its_start_on() -> None:
+    """Not only once it has imported all it needs: that takes a processor for a fifth of a second."""
+    async with working() as workshop:
+        making = asyncio.create_task(workshop.make("lines", some_commits()))
+        niceness: set[int] = set()
+        while not making.done():
+            niceness |= {os.getpriority(os.PRIO_PROCESS, pid) for pid in workshop.pids}
+            await asyncio.sleep(0)
+        await making
+        assert niceness == {os.getpriority(os.PRIO_PROCESS, 0) + 10}
+
+
 @pytest.mark.parametrize("form", FORMS)
 async def test_another_process_makes_the_same(form: Form) -> None:
     async with working() as workshop:
@@ -109,9 +122,36 @@ async def test_as_many_processes_work_as_there_may_be() -> None:
 @pytest.mark.parametrize(("form", "processes"), [("lines", 2), ("rows", 1)])
 async def test_one_process_is_enough_for_what_takes_longer_to_be_written(form: Form, processes: int) -> None:
     async with working(workers_max=2) as workshop:
-        for at in range(3):
-            await soon(workshop.make(form, some_commits(after=at)))
+        await soon(asyncio.gather(*(workshop.make(form, some_commits(after=at)) for at in range(3))))
         assert len(set(workshop.pids)) == processes
+
+
+async def test_without_callers_nobody_waits_for_a_process_that_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    never_ready = tmp_path / "python"
+    never_ready.write_text("#!/bin/sh\nexec cat\n")
+    never_ready.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(never_ready))
+    workshop = Workshop(workers_max=1, worth_bytes=0, is_called=lambda: False)
+    try:
+        pids: list[int] = []
+        while not pids:
+            made = await soon(workshop.make("lines", some_commits()))
+            assert list(made.parts) == list(some_commits().pieces())
+            pids = workshop.pids
+        await soon(workshop.make("lines", some_commits()))
+        assert workshop.pids == pids
+    finally:
+        await workshop.close()
+
+
+def test_arrow_is_not_used_here_for_the_first_time_if_it_would_import_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pandas", raising=False)
+    assert takes_long_to_begin("parquet")
+    assert not takes_long_to_begin("rows")
+    monkeypatch.setitem(sys.modules, "pandas", ModuleType("pandas"))
+    assert not takes_long_to_begin("parquet")
 
 
 async def test_what_a_lost_process_had_to_make_is_made_here(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,17 +11,21 @@ import msgspec
 import pyarrow.dataset as ds
 import pytest
 
-from omnirelay.errors import OmniRelayError
+from omnirelay.errors import InvalidArgument, OmniRelayError
 from omnirelay.log.base import Frame
+from omnirelay.replication.checkpoints import Checkpoints
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.objects import ObjectPerEventSink, SegmentSink
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.reader import SegmentReader
 from omnirelay.segments.verification import verify
+from omnirelay.testing.clock import FakeClock
 from omnirelay.testing.sinks import SHARD, SinkConformance, made_event, made_events
 from tests.integration.nodes import Http
-from tests.integration.shards import frames_of, soon
+from tests.integration.shards import Place, frames_of, soon
+from tests.integration.test_replication_following import caught_up as caught_up_with
+from tests.integration.test_replication_following import following, trimmed, work
 from tests.integration.test_replication_node import ITEM, caught_up, node_with
 from tests.integration.test_replication_node import sink as settings_of
 from tests.segment_logs import FrameLog, S3Server, log_of
@@ -249,6 +253,89 @@ async def test_a_follower_goes_on_while_the_store_fails_and_comes_back(tmp_path:
         await follower.resume()
         await caught_up(node)
     assert (await verify(await connect(str(target)), "resourcelease")).events >= 3
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+async def test_a_reset_that_would_leave_a_gap_in_segments_is_refused_with_what_to_do(kind: str, tmp_path: Path) -> None:
+    settings = settings_of("lake", "objects", path=str(tmp_path / "lake"), format=kind)
+    async with node_with(settings) as node, Http(node) as http, Http(node, "replication") as operator:
+        await http.call("enqueue", {"items": [ITEM] * 3})
+        await caught_up(node)
+        [follower] = node.replication.find("lake")
+        await follower.pause()
+        held = follower.checkpoint
+        for _ in range(3):
+            await http.call("enqueue", {"items": [ITEM] * 2})
+        ahead = held + 4
+        request = {"sink": "lake", "sequence": ahead}
+        refusal = await operator.post("reset", request)
+        assert refusal.status_code == 400
+        assert f"reset lake --shard resourcelease --to {held};" in refusal.text
+        assert f"pause it and move what it has of resourcelease away, then reset it to {ahead}" in refusal.text
+        assert follower.checkpoint == held
+        # Both of what it says to do is done.
+        await operator.call("reset", {"sink": "lake", "sequence": held})
+        await follower.resume()
+        await caught_up(node)
+        await follower.pause()
+        (tmp_path / "lake").rename(tmp_path / "away")
+        ahead = follower.checkpoint + 2
+        await http.call("enqueue", {"items": [ITEM] * 2})
+        await http.call("enqueue", {"items": [ITEM] * 2})
+        await operator.call("reset", {"sink": "lake", "sequence": ahead})
+        await follower.resume()
+        await caught_up(node)
+    assert (await verify(await connect(str(tmp_path / "away")), "resourcelease")).begin == 0
+    assert (await verify(await connect(str(tmp_path / "lake")), "resourcelease")).begin == ahead
+
+
+async def test_a_reset_of_segments_that_were_not_opened_yet_asks_what_is_there(tmp_path: Path) -> None:
+    settings = settings_of("lake", "objects", path=str(tmp_path / "lake"))
+    async with node_with(settings, data=tmp_path / "node") as node, Http(node) as http:
+        await http.call("enqueue", ITEM)
+        await caught_up(node)
+        [follower] = node.replication.find("lake")
+        await follower.pause()
+    async with node_with(settings, data=tmp_path / "node") as node, Http(node) as http:
+        await http.call("enqueue", {"items": [ITEM] * 2})
+        [follower] = node.replication.find("lake")
+        await soon(follower.wait_state("paused"))
+        last = node.components[0].shard().last_sequence
+        with pytest.raises(InvalidArgument, match="takes nothing behind a gap"):
+            await follower.reset(last)
+        assert node.replication.sink("lake", "resourcelease") is None
+
+
+async def test_segments_that_a_trimmed_log_no_longer_continues_are_not_to_be_reset_but_moved_away(
+    tmp_path: Path,
+) -> None:
+    async with await Place("sqlite", tmp_path).open(FakeClock()) as shard:
+        checkpoints = Checkpoints(None)
+        async with following(shard, SegmentSink(str(tmp_path / "lake")), checkpoints) as follower:
+            await work(shard)
+            await caught_up_with(follower, shard)
+        anchor = await trimmed(shard)
+        async with following(shard, SegmentSink(str(tmp_path / "lake")), checkpoints) as follower:
+            await soon(follower.wait_state("failed"))
+            assert "move what it has of jobs away" in (follower.last_error or "")
+            with pytest.raises(InvalidArgument, match="takes nothing behind a gap"):
+                await follower.reset(anchor)
+            (tmp_path / "lake").rename(tmp_path / "away")
+            await follower.reset(anchor)
+            await caught_up_with(follower, shard)
+        await checkpoints.close()
+    assert (await verify(await connect(str(tmp_path / "lake")), "jobs")).begin == anchor
+
+
+async def test_a_gap_in_segments_is_not_called_damage_of_the_log(tmp_path: Path) -> None:
+    log = log_of(3, 3, 3)
+    sink = SegmentSink(str(tmp_path))
+    await sink.open("jobs")
+    await sink.apply(events_of(log.frames[:1]))
+    with pytest.raises(SinkUnusable, match="reset SINK --shard jobs --to 3") as caught:
+        await sink.apply(events_of(log.frames[2:]))
+    assert "recover" not in caught.value.message
+    await sink.close()
 
 
 # -- read by others ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from omnirelay.node.logs import set_up_logs
 
-LIBRARIES = ("asyncio", "httpcore", "httpx", "uvicorn")
+LIBRARIES = ("asyncio", "httpcore", "httpx", "uvicorn", "websockets", "websockets.server")
 
 
 @pytest.fixture

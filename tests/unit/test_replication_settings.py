@@ -10,6 +10,7 @@ import jsonschema_rs
 import pytest
 
 from omnirelay.node.loading import Loaded, load, show_rows
+from omnirelay.node.secret_values import without_secret_values
 from omnirelay.node.settings import InvalidConfiguration
 from omnirelay.node.settings_schema import json_schema
 from omnirelay.node.sink_keys import SINK_KEYS
@@ -77,6 +78,70 @@ def test_a_sink_is_shown_and_its_lines_are_the_same_configuration(config: Config
     assert origins["sinks.archive.kind"].endswith("omnirelay.toml:2")
     assert origins["sinks.archive.linger"] == "default"
     assert "sinks.archive.url" not in origins
+
+
+SECRETS = """
+[sinks.lake]
+kind = "objects"
+url = "s3://lake/leases"
+[sinks.lake.options]
+access_key_id = "AKIA"
+secret_access_key = "hidden-1"
+region = "eu-1"
+skip_signature = true
+more = { Token = "hidden-2", sasKeys = ["hidden-3"] }
+[sinks.hook]
+kind = "webhook"
+url = "https://lake:hidden-4@hooks.example.org/events?team=data&api_key=hidden-5"
+headers = { Authorization = "Bearer hidden-6", X-Team = "data", "X-Auth-Token" = "hidden-7", Cookie = "hidden-8" }
+secret_file = "hook.secret"
+[sinks.logs]
+kind = "otel"
+url = "https://otel.example.org/v1/logs"
+headers = { "x-api-key" = "hidden-9" }
+[sinks.topic]
+kind = "kafka"
+url = "kafka://localhost:9092"
+password_file = "kafka.password"
+properties = { "sasl.username" = "omnirelay", "ssl.key.location" = "/etc/key.pem" }
+"""
+
+
+def test_what_is_secret_by_its_name_is_not_shown(config: Config) -> None:
+    loaded = config.load(SECRETS)
+    shown = {key: value for key, value, _ in show_rows(loaded)}
+    assert "hidden" not in repr(shown)
+    assert tomllib.loads(f"x = {shown['sinks.lake.options']}")["x"] == {
+        "access_key_id": "AKIA",
+        "secret_access_key": "***",
+        "region": "eu-1",
+        "skip_signature": True,
+        "more": {"Token": "***", "sasKeys": "***"},
+    }
+    assert shown["sinks.hook.url"] == '"https://lake:***@hooks.example.org/events?team=data&api_key=***"'
+    assert tomllib.loads(f"x = {shown['sinks.hook.headers']}")["x"] == {
+        **dict.fromkeys(("Authorization", "X-Auth-Token", "Cookie"), "***"),
+        "X-Team": "data",
+    }
+    assert shown["sinks.hook.secret_file"] == '"hook.secret"'
+    assert shown["sinks.topic.password_file"] == '"kafka.password"'
+    assert shown["sinks.topic.properties"] == '{ "sasl.username" = "omnirelay", "ssl.key.location" = "/etc/key.pem" }'
+    # What is used is what was given.
+    assert "hidden-1" in repr(loaded.settings.sinks[0].options)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("nats://omnirelay@a:1,b:2", "nats://omnirelay@a:1,b:2"),
+        ("postgresql://me:pw:@db/x?sslmode=verify-full", "postgresql://me:***@db/x?sslmode=verify-full"),
+        ("https://a.blob.example/c?sv=2&sig=abc%3D&sp=r", "https://a.blob.example/c?sv=2&sig=***&sp=r"),
+        ("https://[::1/x", "***"),
+        ("no address: a://b", "no address: a://b"),
+    ],
+)
+def test_passwords_in_addresses_are_not_shown(address: str, shown: str) -> None:
+    assert without_secret_values(address) == shown
 
 
 def test_the_schema_takes_what_is_loaded_and_nothing_else() -> None:
@@ -178,6 +243,13 @@ def test_the_environment_reaches_a_sink(config: Config) -> None:
             "[sinks.a]\nkind='objects'\nformat='csv'",
             '3: sinks.a.format is "csv", must be one of parquet, jsonl, json',
         ),
+        *(
+            (
+                f"[sinks.a]\nkind='objects'\n{place}\n[sinks.a.options]\nregion='eu'\ntoken='x'",
+                "4: sinks.a.options has region, token, but a directory takes none; they go with a url of a bucket",
+            )
+            for place in ("path='x'", "url='file:///x'", "segment_bytes=9")
+        ),
         ("[sinks.a]\nkind='objects'\ncompact_at=1", "3: sinks.a.compact_at is 1, must be 0, or a whole number"),
         ("[sinks.a]\nkind='file'\nretention='1d'", '3: sinks.a.retention does not go with kind = "file"'),
         ("sinks = 5", "1: sinks is 5, must be tables: [sinks.NAME]"),
@@ -201,6 +273,38 @@ def test_what_is_wrong_is_named(config: Config, text: str, problem: str) -> None
 def test_two_sinks_do_not_write_the_same_files(config: Config, text: str) -> None:
     [found] = config.problems(text)
     assert found == "6: sinks.b.path is where sinks.a writes its files; each needs a directory of its own"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "key"),
+    [
+        ("path='x'", "path='./x'", "path"),
+        ("path='x'", "format='json'\npath='x'", "path"),
+        ("", "path='sinks/a'", "path"),
+        ("url='file:///lake%20x'", "path='/lake x/'", "path"),
+        ("path='/lake'", "url='file:///lake'", "url"),
+        ("url='s3://b/x'", "url='s3://b/x/'", "url"),
+        ("url='s3://b/x'\noptions={region='eu'}", "url='s3://b/x'\noptions={token='t'}", "url"),
+    ],
+)
+def test_two_sinks_do_not_write_objects_in_the_same_place(config: Config, first: str, second: str, key: str) -> None:
+    [found] = config.problems(f"[sinks.a]\nkind='objects'\n{first}\n[sinks.b]\nkind='objects'\n{second}")
+    assert found.endswith(f": sinks.b.{key} is where sinks.a writes its objects; each needs a place of its own")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("path='x'", "path='x/y'"),
+        ("path='x'", "path='x'\nenabled=false"),
+        ("url='s3://b/x'", "url='s3://c/x'"),
+        ("url='s3://b/x'", "url='gs://b/x'"),
+        ("url='s3://b/x'", "url='s3://b/x'\noptions={endpoint='https://minio'}"),
+        ("url='az://b'\noptions={account_name='a'}", "url='az://b'\noptions={account_name='c'}"),
+    ],
+)
+def test_objects_may_lie_side_by_side(config: Config, first: str, second: str) -> None:
+    config.load(f"[sinks.a]\nkind='objects'\n{first}\n[sinks.b]\nkind='objects'\n{second}")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from omnirelay.core.events import EVENT_NUMBERS
 from omnirelay.errors import Unavailable
 from omnirelay.log.base import Frame
+from omnirelay.replication import write_ahead
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.events import ReplicatedEvent, events_of_frame
 from omnirelay.replication.files import FileSink
@@ -650,6 +651,27 @@ async def test_a_file_of_an_earlier_version_is_gone_on_with(tmp_path: Path, page
     connection = sqlite3.connect(tmp_path / f"{SHARD}.db")
     assert connection.execute("pragma page_size").fetchall() == [(page_bytes,)]
     connection.close()
+
+
+async def test_the_log_of_a_table_that_grows_on_and_on_starts_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 1 << 20
+    monkeypatch.setattr(write_ahead, "WORTH_BYTES", 1 << 18)
+    monkeypatch.setattr(write_ahead, "MOST_BYTES", most)
+    event = {"eventType": "TimeAdvanced", "timestamp": 5, "note": "x" * 10_000}
+    path = tmp_path / f"{SHARD}.db"
+    sink, sizes = SqliteSink(tmp_path), []
+    await sink.open(SHARD)
+    for first in range(1, 1_001, 50):
+        events = ({**event, "sequenceNumber": at} for at in range(first, first + 50))
+        await sink.apply(Commits([frame_of(*events, first=first)], "eu", first - 1))
+        sizes.append(path.with_name(f"{path.name}-wal").stat().st_size)
+    assert max(sizes) < 2 * most
+    assert path.stat().st_size > 8 * most
+    await sink.close()
+    assert [row[0] for row in rows_of(tmp_path, "sequence_number")] == list(range(1, 1_001))
+    assert os.listdir(tmp_path) == [path.name]
 
 
 async def test_rows_that_a_table_refuses_are_not_passed_over(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, get_args
 
 import msgspec
@@ -171,9 +172,10 @@ def test_no_events_are_an_empty_batch() -> None:
     assert to_arrow([]).schema == arrow_schema()
 
 
+@pytest.mark.parametrize("largest", [300, 900])
 @pytest.mark.parametrize("form", ["parquet", "lines"])
-def test_frames_come_back_as_they_were(form: str) -> None:
-    log = log_of(1, 5, 300)
+def test_frames_come_back_as_they_were(form: str, largest: int) -> None:
+    log = log_of(1, 5, largest)
     log.commit(2, jump=1 << 32)
     log.commit_raw(event_json(log.last + 1, "Teleported"), schema=99)
     if form == "parquet":
@@ -182,9 +184,28 @@ def test_frames_come_back_as_they_were(form: str) -> None:
         assert decode_lines(encode_lines(log.frames, "eu")) == log.frames
 
 
-def test_frames_of_a_batch_are_its_frames() -> None:
-    log = log_of(2, 3)
+@pytest.mark.parametrize("counts", [(2, 3), (400, 1, 500)])
+def test_frames_of_a_batch_are_its_frames(counts: tuple[int, ...]) -> None:
+    log = log_of(*counts)
     assert frames_of_arrow(pa.Table.from_batches([frames_to_arrow(log.frames, None)])) == log.frames
+
+
+def test_what_nobody_knows_stands_beside_its_event_among_many() -> None:
+    log = log_of(200, 200)
+    log.commit_raw(event_json(401, "Teleported"), event_json(402), event_json(403, shade="grey"))
+    found = {row["sequence"]: row["extra"] for row in rows(frames_to_arrow(log.frames, None)) if row["extra"]}
+    assert found == {401: event_json(401, "Teleported").decode(), 403: '{"shade":"grey"}'}
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_frames_are_found_in_any_chunks_of_a_table(kind: pa.DataType) -> None:
+    log = log_of(2, 3, 1, 40)
+    table = pa.Table.from_batches([frames_to_arrow(log.frames, None)])
+    table = table.set_column(table.column_names.index("frame"), "frame", table["frame"].cast(kind))
+    # Cut within a frame, with a chunk that begins none, and one that is empty.
+    cuts = [0, 1, 3, 4, 4, 20, 30, table.num_rows]
+    pieces = [table.slice(begin, end - begin) for begin, end in pairwise(cuts)]
+    assert frames_of_arrow(pa.concat_tables(pieces)) == log.frames
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"x" * 100])

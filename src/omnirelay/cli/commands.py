@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import inspect
 import os
 import sys
@@ -14,7 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from omnirelay.cli.exits import DONE, FAILED, INTERRUPTED, Stop, exit_of_error
+from omnirelay.cli.exits import CANNOT_WRITE, DONE, FAILED, INTERRUPTED, Stop, exit_of_error
 from omnirelay.cli.stopping import Interrupted
 from omnirelay.errors import OmniRelayError
 
@@ -110,13 +109,10 @@ def code_of(work: Callable[[], object]) -> int:
     except OSError as error:
         close_stdout()  # It may be what failed, and would fail again when Python flushes it at the end.
         where = "" if error.filename is None else f"{error.filename}: "
-        what = "cannot write: " if error.errno in _WRITING else ""
+        what = "cannot write: " if error.errno in CANNOT_WRITE else ""
         complain(f"{what}{where}{error.strerror or error}")
         return FAILED
     return DONE
-
-
-_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def complain(message: str, code: str | None = None) -> None:

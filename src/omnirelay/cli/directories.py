@@ -22,8 +22,21 @@ def namespaces_in(data: Path) -> list[str]:
     """Names of the logs below a directory. Raises Stop when there is none."""
     names = sorted(path.parent.name for path in data.glob(f"*/{DATABASE}")) if data.is_dir() else []
     if not names:
-        raise nothing(f"there is no log in {data}: a node's directory holds NAMESPACE/{DATABASE}; say --data DIR")
+        # A log's own directory, or its file.
+        deeper = data / DATABASE if data.is_dir() else data
+        place = data.absolute().parent if data.is_dir() else data.absolute().parent.parent
+        where = place if deeper.name == DATABASE and deeper.exists() else "DIR"
+        raise nothing(f"there is no log in {data}: a node's directory holds NAMESPACE/{DATABASE}; say --data {where}")
     return names
+
+
+def check_can_be_directory(path: Path) -> None:
+    """Raises Stop when a file is in the way, before anything else is done."""
+    for each in (path, *path.parents):
+        if each.is_dir():
+            return
+        if each.exists():
+            raise usage(f"{path} cannot be a directory: {each} is a file; say another place")
 
 
 def chosen(data: Path, namespace: str | None) -> list[str]:

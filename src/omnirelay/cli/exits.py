@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from omnirelay.errors import OmniRelayError, Status
 
 DONE = 0
@@ -18,6 +20,9 @@ NOTHING = 4
 REFUSED = 5
 DAMAGED = 6
 INTERRUPTED = 130
+
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Nothing is wrong with the name of the file; it is the disk that takes nothing."""
 
 _BY_STATUS = {
     Status.INVALID_ARGUMENT: USAGE,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from omnirelay.cli.commands import command
-from omnirelay.cli.directories import DEFAULT_DATA, chosen, with_log
+from omnirelay.cli.directories import DEFAULT_DATA, check_can_be_directory, chosen, with_log
 from omnirelay.cli.exits import usage
 from omnirelay.cli.log_checks import Data, NotByUrl, need_files
 from omnirelay.cli.log_places import StoreOptions, is_path, read_options
@@ -69,6 +69,7 @@ def _path_of(address: str) -> Path:
 
 
 def _to_directory(data: Path, names: list[str], destination: Path) -> None:
+    check_can_be_directory(destination)
     for name in names:
         if (destination / name).exists():
             raise usage(f"{destination / name} exists already and is not overwritten")

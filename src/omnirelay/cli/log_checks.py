@@ -39,6 +39,7 @@ _VERIFY = """
     omnirelay log verify --data omnirelay-data
     omnirelay log verify --data omnirelay-data --namespace tablelease -o json
     omnirelay log verify backups/monday
+    omnirelay log verify omnirelay-data/resourcelease/leases.db
     omnirelay log verify s3://lake/leases --option region=eu-central-1
 """
 
@@ -47,10 +48,15 @@ def verify(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ADDRESS]", help="A backup or segments: a directory, or the address of an object store."
+            metavar="[ADDRESS]",
+            help="A backup or segments, of all shards or of one: a directory, or the address of an object store. Or the"
+            " file leases.db of a log.",
         ),
     ] = None,
-    data: Data = DEFAULT_DATA,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help=f"Directory of a node, running or not. [{DEFAULT_DATA}]", metavar="DIR"),
+    ] = None,
     namespace: LogNamespace = None,
     option: StoreOptions = None,
     url: NotByUrl = None,
@@ -63,7 +69,10 @@ def verify(
     every object is read: its digest, its frames, its columns or lines, and that it continues the one before it.
     """
     need_files(url, "verify")
+    if source is not None and data is not None:
+        raise usage(f"say one place to verify: {source}, or --data {data}")
     if source is None:
+        data = data or DEFAULT_DATA
         reports = [_verified(data, name) for name in chosen(data, namespace)]
     else:
         reports = run_async(_verified_at(source, namespace, read_options(option)))

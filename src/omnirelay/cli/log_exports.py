@@ -14,7 +14,7 @@ import typer
 
 from omnirelay.cli.commands import command
 from omnirelay.cli.directories import only, with_log
-from omnirelay.cli.exits import FAILED, Stop, nothing, usage
+from omnirelay.cli.exits import CANNOT_WRITE, FAILED, USAGE, Stop, nothing, usage
 from omnirelay.cli.log_places import StoreOptions, is_path, read_options
 from omnirelay.cli.logs import Data, LogNamespace, read_node
 from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, LAST_NUMBER, Url
@@ -34,6 +34,14 @@ class FileFormat(StrEnum):
     JSONL = "jsonl"
     PARQUET = "parquet"
     ARROW = "arrow"
+
+
+_OTHER_FORMATS = (
+    *("avro", "csv", "delta", "feather", "html", "ipc", "json", "ods", "orc", "tsv", "xls", "xlsx", "xml", "yaml"),
+    *("db", "duckdb", "pb", "proto", "sqlite", "yml"),
+    *("bz2", "gz", "lz4", "xz", "zip", "zst"),
+)
+"""Endings that promise what nobody would find in the file. Others are a part of a name."""
 
 
 def add_to(group: typer.Typer) -> None:
@@ -102,7 +110,11 @@ def _range(first: int | None, last: int | None) -> str:
 
 
 def _format_of(name: str) -> FileFormat:
-    return next((kind for kind in FileFormat if name.endswith(f".{kind.value}")), FileFormat.JSONL)
+    ending = name.rpartition("/")[2].rpartition(".")[2].lower() if "." in name.rpartition("/")[2] else ""
+    if ending in _OTHER_FORMATS and not Path(name).is_dir():
+        written = ", ".join(kind.value for kind in FileFormat)
+        raise usage(f"{name} ends with .{ending}, and what is written is {written}: name it so, or say --format")
+    return next((kind for kind in FileFormat if ending == kind.value), FileFormat.JSONL)
 
 
 # -- where events come from ----------------------------------------------------------------------
@@ -193,7 +205,8 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise usage(f"cannot write {path}: {error.strerror or error}") from None
+        exit_code = FAILED if error.errno in CANNOT_WRITE else USAGE
+        raise Stop(exit_code, f"cannot write {path}: {error.strerror or error}") from None
 
 
 @contextmanager

@@ -107,11 +107,12 @@ async def _reach(data: Path, namespace: str, damage: DataLoss) -> tuple[int, int
     from omnirelay.log.witness import read_witness
 
     kept = 0
-    known = int(str(damage.details.get("expected", 0))) if isinstance(damage, LogRegressed) else 0
+    known = _number(damage, "expected") if isinstance(damage, LogRegressed) else _number(damage, "known")
     with suppress(LogDamaged):
         witness = read_witness(data / namespace / "leases.witness")
         known = max(known, witness.sequence if witness is not None else 0)
     with suppress(LogDamaged, LogUnavailable):
+        kept = _number(damage, "kept")
         log = SqliteLog.open(data, namespace, read_only=True)
         try:
             with suppress(LogDamaged):
@@ -123,6 +124,11 @@ async def _reach(data: Path, namespace: str, damage: DataLoss) -> tuple[int, int
         finally:
             await log.close()
     return kept, max(kept, known)
+
+
+def _number(damage: DataLoss, detail: str) -> int:
+    """What the damage says of how far the log reaches; 0 when it does not."""
+    return int(str(damage.details.get(detail, 0)))
 
 
 async def _recovered(data: Path, namespace: str, damage: DataLoss) -> dict[str, Any]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from omnirelay.cli.commands import command
-from omnirelay.cli.exits import nothing
+from omnirelay.cli.directories import check_can_be_directory
+from omnirelay.cli.exits import nothing, usage
 from omnirelay.cli.log_places import Place, StoreOptions, look_at, read_options
 from omnirelay.cli.logs import LogNamespace
 from omnirelay.cli.options import Format, Output
@@ -64,11 +65,12 @@ def restore(
 ) -> None:
     """Restore logs from a backup or from segments into a node that has none.
 
-    Without --namespace everything that is there is restored. The log is built beside its place, and takes it only when
-    its chain is whole, every event was replayed and every snapshot agrees. If anything is wrong with it, nothing is
-    restored. A restored log may lack the end that was lost: the node starts a new generation, whose fences lie above
-    all that came before.
+    Without --namespace everything that is there is restored. Logs are built beside their places, and take them only
+    when every chain is whole, every event was replayed and every snapshot agrees. If anything is wrong with one,
+    nothing is restored. A restored log may lack the end that was lost: the node starts a new generation, whose fences
+    lie above all that came before.
     """
+    check_can_be_directory(data)
     restored = run_async(_restored(source, base, data, namespace, above, read_options(option)))
     answers = [_answer(each) for each in restored]
     answer = answers[0] if len(answers) == 1 else {"logs": answers}
@@ -94,19 +96,43 @@ def _answer(restored: Restored) -> dict[str, Any]:
 async def _restored(
     source: str, base: str | None, data: Path, namespace: str | None, above: int | None, options: dict[str, Any]
 ) -> list[Restored]:
-    from omnirelay.replication.restoring import check_empty
-    from omnirelay.replication.restoring import restore as put_back
+    from omnirelay.replication.restoring import check_empty, prepare, put_in_place
 
     place = await look_at(source, options, namespace)
+    if base is not None:
+        _check_base_is_of_use(source, place)
     for shard in place.kinds:
         check_empty(data, shard)
-    answers = []
-    for shard in place.kinds:
-        with progress(f"restore {shard}") as move:
-            async with _origin(place, base, shard, options, move) as origin:
-                said = _told(move)
-                answers.append(await put_back(origin, data, marks=place.store, above=above, progress=said))
-    return answers
+    placed: list[Restored] = []
+    async with AsyncExitStack() as stack:
+        prepared = []
+        for shard in place.kinds:
+            with progress(f"restore {shard}") as move:
+                async with _origin(place, base, shard, options, move) as origin:
+                    prepared.append(await stack.enter_async_context(prepare(origin, data, _told(move))))
+        try:
+            await put_in_place(prepared, marks=place.store, above=above, placed=placed.append)
+        except BaseException:
+            _say_what_is_there(placed, [shard for shard in place.kinds if shard not in {each.shard for each in placed}])
+            raise
+    return placed
+
+
+def _check_base_is_of_use(source: str, place: Place) -> None:
+    whole = [shard for shard, kind in place.kinds.items() if kind != "segments"]
+    if whole:
+        raise usage(
+            f"--base is for segments, and what {source} has of {', '.join(whole)} is a backup: say --from with the"
+            " segments, or leave out --base"
+        )
+
+
+def _say_what_is_there(placed: list[Restored], missing: list[str]) -> None:
+    """Only for a disk that fails between two names: whatever can be wrong with a log was found before the first."""
+    for each in placed:
+        note(f"restored {each.shard} up to event {each.last}, digest {each.digest}")
+    if placed:
+        note(f"not restored: {', '.join(missing)}; go on with --namespace")
 
 
 def _told(move: Move) -> Callable[[str, int, int], None]:

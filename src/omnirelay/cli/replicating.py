@@ -8,6 +8,7 @@ import typer
 
 from omnirelay.cli.calling import Client
 from omnirelay.cli.commands import HANDLING, command, new_group
+from omnirelay.cli.exits import Refusal, usage
 from omnirelay.cli.options import DEFAULT_URL, ONE_SECOND, Format, Interval, Output, Url, Watch
 from omnirelay.cli.printing import print_answer, short, stacked, table, watching
 
@@ -112,7 +113,16 @@ def replay(
     output: Output = Format.TABLE,
 ) -> None:
     """Deliver the log again. A target that recognises events by their number keeps each of them once."""
-    _call("reset", {"sink": sink, "shard": shard, "sequence": from_sequence - 1}, url, output)
+    try:
+        _call("reset", {"sink": sink, "shard": shard, "sequence": from_sequence - 1}, url, output)
+    except Refusal as refusal:
+        last = refusal.metadata.get("last", "")
+        if not last.isdigit():
+            raise
+        # The node speaks of the event before the one that was typed.
+        raise usage(
+            f"--from {from_sequence} lies behind event {last}, where the log of {refusal.metadata.get('shard')} ends"
+        ) from None
 
 
 def _call(verb: str, request: dict[str, Any], url: str, output: Format) -> None:
@@ -142,7 +152,7 @@ def _sinks(sinks: list[dict[str, Any]]) -> RenderableType | str:
             each["state"],
             each["checkpoint"],
             each["lagEvents"],
-            short(each["lagMs"] / 1000) if each["lagEvents"] else None,
+            short(each["lagMs"] / 1000) if each["lagEvents"] and "lagMs" in each else None,
             each["ratePerSecond"],
             each["failures"],
             each["parked"],

@@ -72,7 +72,7 @@ def sink_status(status: FollowStatus) -> dict[str, Any]:
         "required": status.required,
         "checkpoint": status.checkpoint,
         "lagEvents": status.lag_events,
-        "lagMs": status.lag_ms,
+        **({} if status.lag_ms is None else {"lagMs": status.lag_ms}),
         **({"requirementDropped": True} if status.requirement_dropped else {}),
         **({} if status.closes_intake is None else {"closesIntake": status.closes_intake}),
         **({} if status.last_error is None else {"reason": status.last_error}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from omnirelay.replication.replication import Replication
 from omnirelay.rpc.dispatcher import Dispatcher
 from omnirelay.service.component import ResourceLeaseComponent
 from omnirelay.telemetry.meters import CallMeter
-from omnirelay.transport.http import Page
+from omnirelay.transport.http import Page, QueriedPage
 
 
 def control_pages(
@@ -25,7 +25,7 @@ def control_pages(
     calls: CallMeter,
     about: Callable[[], dict[str, Any]] = dict,
     replication: Replication | None = None,
-) -> dict[str, Page]:
+) -> dict[str, Page | QueriedPage]:
     health = Health(dispatcher, components, replication)
 
     async def openapi() -> tuple[int, str, bytes]:
@@ -34,8 +34,8 @@ def control_pages(
     async def docs() -> tuple[int, str, bytes]:
         return 200, HTML, docs_page(openapi_document(dispatcher))
 
-    async def sinks() -> tuple[int, str, bytes]:
-        status = [] if replication is None else replication.status()
+    async def sinks(query: Mapping[str, str]) -> tuple[int, str, bytes]:
+        status = [] if replication is None else replication.status(query.get("sink"), query.get("shard"))
         return 200, JSON, msgspec.json.encode({"sinks": status})
 
     return {
@@ -43,7 +43,7 @@ def control_pages(
         "/readyz": Page(health.ready),
         "/metrics": Page(Metrics(dispatcher, components, calls, replication).page),
         "/omnirelay/introspect": Page(Introspection(dispatcher, components, about).page),
-        "/omnirelay/control/replication": Page(sinks),
+        "/omnirelay/control/replication": QueriedPage(sinks, frozenset(("sink", "shard"))),
         "/openapi.json": Page(openapi),
         "/docs": Page(docs),
         "/": Page(docs),

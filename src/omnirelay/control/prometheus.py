@@ -113,8 +113,11 @@ def _collect_sink(families: dict[Metric, Family], follower: Follower) -> None:
     _add(families, catalogue.REPLICATION_FAILURES, labels, follower.failures)
     status = follower.status()
     _add(families, catalogue.REPLICATION_BEHIND, labels, status.lag_events)
-    _add(families, catalogue.REPLICATION_BEHIND_BYTES, labels, status.lag_bytes)
-    _add(families, catalogue.REPLICATION_BEHIND_SECONDS, labels, status.lag_ms / 1000)
+    # Not known yet is no sample: a zero would say that it has everything.
+    if status.lag_bytes is not None:
+        _add(families, catalogue.REPLICATION_BEHIND_BYTES, labels, status.lag_bytes)
+    if status.lag_ms is not None:
+        _add(families, catalogue.REPLICATION_BEHIND_SECONDS, labels, status.lag_ms / 1000)
     _add(families, catalogue.REPLICATION_STATE, (*labels, status.state), 1)
     _add(families, catalogue.REPLICATION_PARKED, labels, status.parked)
     if status.required:

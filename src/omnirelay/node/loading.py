@@ -5,7 +5,6 @@ Every problem of every source is found before any is reported, so that one run i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from omnirelay.core.options import QueueOptions
 from omnirelay.errors import InvalidArgument
 from omnirelay.node.keys import SECTIONS, SHARDS, SINKS, Key, key_of_field, shown_as
 from omnirelay.node.kinds import Auto, Wrong, unknown
+from omnirelay.node.secret_values import without_secret_values
 from omnirelay.node.settings import (
     DEFAULT_SHARD,
     InvalidConfiguration,
@@ -35,7 +35,7 @@ from omnirelay.node.shard_keys import (
     refused_field,
     related_fields,
 )
-from omnirelay.node.sink_keys import SINK_KEYS, fields_of_sink, lines_directory, sink_problems, values_of_sink
+from omnirelay.node.sink_keys import SINK_KEYS, fields_of_sink, place_alone, sink_problems, values_of_sink
 from omnirelay.node.sources import NAMED, Entry, Source, place_of, read_environment, read_file, read_flags
 from omnirelay.node.toml_text import toml_key
 from omnirelay.replication.settings import SinkSettings
@@ -100,11 +100,18 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
 
 
 def show_rows(loaded: Loaded) -> list[tuple[str, str, str]]:
-    """Each key with its value as TOML and its origin. Lines `key = value` of them are the same configuration."""
+    """Each key with its value as TOML and its origin. Lines `key = value` of them are the same configuration, but for
+    what is secret.
+    """
     return [
-        (toml_key(path), shown_as(key, value), loaded.origins[toml_key(path)])
+        (toml_key(path), shown_as(key, _to_be_shown(path, value)), loaded.origins[toml_key(path)])
         for path, key, value in _effective(loaded.settings)
     ]
+
+
+def _to_be_shown(path: tuple[str, ...], value: Any) -> Any:
+    # Every other key has a name of ours, and none of those holds a secret.
+    return without_secret_values(value) if path[0] == SINKS else value
 
 
 # ---------------------------------------------------------------------------------------- reading
@@ -190,22 +197,26 @@ def _sinks(sources: Sequence[Source], namespaces: Sequence[str], reading: _Readi
 
 
 def _shared_files(sinks: Iterable[SinkSettings], data: Path, reading: _Reading) -> list[str]:
-    """Sinks that would append to the same files. Each takes them for its own, and cuts off what it did not write."""
-    writers: dict[str, list[SinkSettings]] = {}
+    """Sinks that would write in the same place: each takes files for its own, and cuts off what it did not write, or
+    extends the segments that the other is about to extend.
+    """
+    writers: dict[tuple[str, ...], list[SinkSettings]] = {}
     problems = []
     for sink in sinks:
-        directory = lines_directory(sink)
-        if directory is None:
+        place = place_alone(sink, data)
+        if place is None:
             continue
-        others = writers.setdefault(os.path.realpath(data / directory), [])
+        others = writers.setdefault(place, [])
         for other in others:
             if not sink.shards or not other.shards or set(sink.shards) & set(other.shards):
-                named = next(each for each in (sink, other) if each.path is not None)
-                path = (SINKS, named.name, "path")
+                # A place that nobody named has the name of its sink, and no other has that.
+                named = next(each for each in (sink, other) if (each.path or each.url) is not None)
+                path = (SINKS, named.name, "path" if named.path is not None else "url")
+                what, alone = ("objects", "place") if sink.kind == "objects" else ("files", "directory")
                 first = toml_key((SINKS, (other if named is sink else sink).name))
                 problems.append(
-                    f"{place_of(reading.given[path].origin)}: {toml_key(path)} is where {first} writes its files;"
-                    " each needs a directory of its own"
+                    f"{place_of(reading.given[path].origin)}: {toml_key(path)} is where {first} writes its {what};"
+                    f" each needs a {alone} of its own"
                 )
         others.append(sink)
     return problems

@@ -51,5 +51,5 @@ def set_up_logs(level: str, *, as_json: bool) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for library in ("asyncio", "httpcore", "httpx", "uvicorn"):
+    for library in ("asyncio", "httpcore", "httpx", "uvicorn", "websockets"):
         logging.getLogger(library).setLevel(logging.WARNING)

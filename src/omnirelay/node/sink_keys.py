@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, get_args
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -49,6 +52,7 @@ from omnirelay.replication.settings import (
 _SUBJECT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _STREAM = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_SERVER_OPTION = re.compile("endpoint|account_name")
 _DAY = 86_400_000
 _COUNT = 1 << 40
 
@@ -271,11 +275,16 @@ def _unfitting(kind: str, given: Mapping[str, Any], refused: Collection[str]) ->
     by_address = kind == "governance" and url is not None
     where = f", url = {scheme_of(url)}://…" if by_address and url is not None else ""
     told = {"path"} if by_address else set()
-    return [
+    problems = [
         (key_of_field(key), f'does not go with kind = "{kind}"{where}')
         for key in given
         if key in _ANY_OF_A_KIND and key not in fitting and key not in told
     ]
+    options = given.get("options")
+    if kind == "objects" and options and "url" not in refused and (url is None or scheme_of(url) == "file"):
+        names = ", ".join(options)
+        problems.append(("options", f"has {names}, but a directory takes none; they go with a url of a bucket"))
+    return problems
 
 
 def fields_of_sink(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,10 +295,24 @@ def fields_of_sink(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": "", **own, "follow": FollowSettings(**{**otherwise, **follow})}
 
 
-def lines_directory(sink: SinkSettings) -> str | None:
-    """Where a sink that runs appends lines to files; None for one that does not."""
-    writes = sink.kind == "file" or (sink.kind == "governance" and sink.url is None)
-    return (sink.path or f"sinks/{sink.name}") if writes and sink.enabled else None
+def place_alone(sink: SinkSettings, data: Path) -> tuple[str, ...] | None:
+    """Where a sink that runs must be alone, equal for those that would be in each other's way; None for others."""
+    if not sink.enabled:
+        return None
+    if sink.kind == "objects" and sink.url is not None and scheme_of(sink.url) != "file":
+        parts = urlsplit(sink.url)
+        # One name may mean a bucket of several servers, or a container of several accounts.
+        where = [f"{name}={sink.options[name]}" for name in sorted(sink.options) if _SERVER_OPTION.search(name.lower())]
+        return ("objects", parts.scheme, parts.netloc, parts.path.strip("/"), *where)
+    if sink.kind == "objects":
+        return ("objects", os.path.realpath(data / _directory_of(sink)))
+    if sink.kind == "file" or (sink.kind == "governance" and sink.url is None):
+        return ("lines", os.path.realpath(data / _directory_of(sink)))
+    return None
+
+
+def _directory_of(sink: SinkSettings) -> str:
+    return unquote(urlsplit(sink.url).path) if sink.url is not None else sink.path or f"sinks/{sink.name}"
 
 
 def values_of_sink(sink: SinkSettings) -> dict[str, Any]:

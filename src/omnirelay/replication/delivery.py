@@ -27,9 +27,12 @@ _log = logging.getLogger("omnirelay.replication")
 T = TypeVar("T")
 
 LARGE_BYTES: Final = 256 * 1024
-"""So much of the log is prepared before it is delivered, even if nothing is under way meanwhile, when somebody calls:
-in this process it would be done at their cost. Otherwise that is sooner, as long as there is no other one yet.
+"""So much of the log is prepared before it is delivered, even if nothing is under way meanwhile: whoever makes it knows
+where that is best done.
 """
+
+SMALLER: Final = 4
+"""Of the events that a sink takes at once beside callers it gets this part when it has time to rest."""
 
 
 def is_being_cancelled() -> bool:
@@ -65,6 +68,8 @@ class Delivery:
         self._checkpoints = checkpoints
         self._settings = settings
         self._courtesy = courtesy
+        self._has_time = False
+        """It rests between deliveries: there may as well be more of them."""
         self._refusals: Counter[int] = Counter()
         self._ahead: deque[_Ahead] = deque()
         self.parked = self._parked_newest = 0
@@ -105,14 +110,27 @@ class Delivery:
             if self._shard.last_sequence > batch.last:
                 more = await self._cursor.read_commits(batch.last, most - len(batch), size - batch.size)
                 batch = batch.followed_by(more)
-        if batch and batch.size >= LARGE_BYTES and self._courtesy.is_called:
+        if batch and batch.size >= LARGE_BYTES:
             await self._prepare(batch)
         return batch
 
     def _commits_most(self) -> int:
         """Events of one delivery."""
         most = self._settings.batch_events
-        return min(most, getattr(self._sink, "events_beside_callers", most)) if self._courtesy.is_called else most
+        if not self._courtesy.is_called:
+            return most
+        flushed = getattr(self._sink, "events_beside_callers", most)
+        return min(most, max(1, flushed // SMALLER) if self._has_time and flushed < most else flushed)
+
+    def rest_s(self, done: Done, took_s: float, *, presses: bool) -> float:
+        """How long callers are to have the node for themselves after this delivery. Who keeps up does not rest, nor
+        who is about to close intake.
+        """
+        behind = self._shard.last_sequence - done.last
+        may_rest = not presses and behind > max(self._settings.batch_events, self._courtesy.events_per_second)
+        rest_s = self._courtesy.rest_s(done.count, took_s) if may_rest else 0.0
+        self._has_time = rest_s > 0
+        return rest_s
 
     def _forget_ahead(self) -> None:
         while self._ahead:
@@ -147,7 +165,14 @@ class Delivery:
         # In a thread when commits have to be looked into: many events take a while.
         return await asyncio.to_thread(Done.of, batch) if isinstance(batch, Commits) else Done.of(batch)
 
+    def _tell_what_follows(self, batch: Sequence[ReplicatedEvent]) -> None:
+        expect: Callable[[int], None] | None = getattr(self._sink, "expect", None)
+        if expect is not None:
+            last = batch.last if isinstance(batch, Commits) else batch[-1].sequence
+            expect(0 if self._courtesy.is_called else self._shard.last_sequence - last)
+
     async def _apply(self, batch: Sequence[ReplicatedEvent]) -> None:
+        self._tell_what_follows(batch)
         await self.within_time(self._sink.apply(batch))
         if self.parked:
             first, last = (batch.first, batch.last) if isinstance(batch, Commits) else _ends(batch)

@@ -69,21 +69,29 @@ class Distance:
         # Not the difference: numbers jump where a generation starts.
         return self._backlog.events if behind and self.is_measured else behind
 
-    @property
-    def bytes(self) -> int:
-        return self._backlog.bytes
+    def bytes(self, checkpoint: int) -> int | None:
+        """None when that is not known yet."""
+        return self._known(self._backlog.bytes, checkpoint)
 
-    @property
-    def age_ms(self) -> int:
-        """Of the oldest event."""
+    def age_ms(self, checkpoint: int) -> int | None:
+        """Of the oldest event; None when that is not known yet."""
         oldest_ms = self._backlog.oldest_ms
-        return 0 if oldest_ms is None else max(0, self._shard.now_ms() - oldest_ms)
+        return self._known(0 if oldest_ms is None else max(0, self._shard.now_ms() - oldest_ms), checkpoint)
+
+    def _known(self, measured: int, checkpoint: int) -> int | None:
+        if self.events(checkpoint) == 0:
+            return 0
+        return measured if self.is_measured else None
 
     @property
     def late_ms(self) -> int:
-        """The same, but nobody is late for what happened before this node began to deliver."""
+        """Age of the oldest, but nobody is late for what happened before this node began to deliver."""
         oldest_ms = self._backlog.oldest_ms
         return 0 if oldest_ms is None else max(0, self._shard.now_ms() - max(oldest_ms, self._since_ms))
+
+    @property
+    def counted_bytes(self) -> int:
+        return self._backlog.bytes
 
     @property
     def counted(self) -> int:

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from omnirelay.errors import LogTrimmed
@@ -35,6 +36,9 @@ _log = logging.getLogger("omnirelay.replication")
 GRACE_MS: Final = 2_000
 """How long a follower that stops waits for the delivery under way, and then for its sink to close."""
 
+
+MEASURING_MS: Final = 500
+"""How long a reset waits until it is known how much is behind it."""
 
 REOPEN_EVERY: Final = 3
 """After so many failures in a row the target is opened again: perhaps it is no longer what was opened."""
@@ -72,8 +76,10 @@ class Follower:
         self._health = SinkHealth(name, self.shard_name, settings.stalled_after_ms)
         self._cursor = cursor = LogCursor(shard, region)
         self._standing = Standing(name, sink, shard, cursor, checkpoints)
-        now = asyncio.get_running_loop().time
+        self._now = now = asyncio.get_running_loop().time
         self._courtesy = courtesy or Courtesy(now)
+        self._rest_s = 0.0
+        """To be spent before the next delivery."""
         self._delivery = Delivery(name, sink, shard, cursor, checkpoints, settings, self._courtesy)
         self._delivered = Delivered(now())
         self.requirement = Requirement(name, shard, settings, self._behind) if settings.required else None
@@ -81,7 +87,7 @@ class Follower:
 
     def _on_events(self, events: Sequence[Happened]) -> None:
         self._standing.distance.grow(events, self.checkpoint)
-        self._courtesy.called()
+        self._courtesy.called(len(events))
         self._pace.more()
         self._look_at_limits()
 
@@ -147,10 +153,16 @@ class Follower:
         """Deliver again everything behind `sequence`; the sink recognises what it has.
 
         Further ahead than the sink has come, what is between is left out for good. Raises InvalidArgument for that
-        with a sink that rebuilds a state, and beyond the end of the log.
+        with a sink that rebuilds a state or whose target takes nothing behind a gap, and beyond the end of the log.
         """
+        await self.check_reset(sequence)
         await self._standing.reset(sequence)
         self._begin_again()
+        if self._task is not None:
+            # Whoever asks next is to hear how far behind it is now. A delivery that hangs holds nobody up for that.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MEASURING_MS / 1000):
+                    await self._pace.wait_moved(lambda: self._standing.distance.is_measured)
 
     def _begin_again(self) -> None:
         self._health.resumed()
@@ -158,9 +170,10 @@ class Follower:
             self._task = asyncio.create_task(self._run())
         self._pace.wake()
 
-    def check_reset(self, sequence: int) -> bool:
-        """Whether a reset would leave events out. Raises InvalidArgument when there cannot be one."""
-        return self._standing.check_reset(sequence)
+    async def check_reset(self, sequence: int) -> None:
+        """Raises InvalidArgument when there cannot be a reset to `sequence`; the target may be asked about that."""
+        if self._standing.check_reset(sequence):
+            await self._delivery.within_time(self._standing.check_gap(sequence))
 
     def needs_from(self) -> int:
         """The first event that the log has to keep for this sink."""
@@ -182,6 +195,11 @@ class Follower:
     @property
     def last_error(self) -> str | None:
         return self._health.last_error
+
+    @property
+    def is_called(self) -> bool:
+        """Somebody has just had something committed to the log that it follows."""
+        return self._courtesy.is_called
 
     @property
     def events(self) -> Counter[str]:
@@ -213,22 +231,21 @@ class Follower:
 
     def status(self) -> FollowStatus:
         distance, requirement = self._standing.distance, self.requirement
-        lag_events = distance.events(self.checkpoint)
         return FollowStatus(
             sink=self.name,
             shard=self.shard_name,
             state="paused" if self._paused else self.state,
             checkpoint=self.checkpoint,
-            lag_events=lag_events,
-            lag_ms=distance.age_ms if lag_events else 0,
-            lag_bytes=distance.bytes if lag_events else 0,
+            lag_events=distance.events(self.checkpoint),
+            lag_ms=distance.age_ms(self.checkpoint),
+            lag_bytes=distance.bytes(self.checkpoint),
             events=self.events.total(),
             failures=self.failures,
             parked=self.parked,
             required=self.settings.required,
             requirement_dropped=requirement is not None and requirement.dropped,
             closes_intake=None if requirement is None else requirement.closes_intake,
-            rate_per_second=self._delivered.per_second(asyncio.get_running_loop().time()),
+            rate_per_second=self._delivered.per_second(self._now()),
             last_error=self.last_error,
         )
 
@@ -237,7 +254,7 @@ class Follower:
         distance = self._standing.distance
         if not distance.is_measured:
             return None
-        return Behind(distance.counted, distance.bytes, distance.late_ms)
+        return Behind(distance.counted, distance.counted_bytes, distance.late_ms)
 
     # -- following -----------------------------------------------------------------------------
 
@@ -316,6 +333,7 @@ class Follower:
     async def _measure(self) -> None:
         if await self._standing.measure():
             self._look_at_limits()
+            await self._pace.tell_moved()
 
     async def _open(self) -> None:
         if await self._standing.agree(self._open_sink):
@@ -336,7 +354,11 @@ class Follower:
         return known
 
     async def _deliver_next(self) -> None:
-        """Deliver one batch, or wait until there is something to deliver."""
+        """Deliver one batch, or wait until there is something to deliver, or for the sake of callers."""
+        if self._rest_s:
+            rest_s, self._rest_s = self._rest_s, 0.0
+            await self._pace.linger(rest_s)
+            return
         self._pace.look()
         if self._shard.last_sequence <= self.checkpoint:
             self._standing.distance.clear()
@@ -344,7 +366,7 @@ class Follower:
             await self._pace.tell_moved()
             await self._pace.wait_more()
             return
-        resets = self._standing.resets
+        resets, began = self._standing.resets, self._courtesy.now()
         batch = await self._delivery.next_batch(self.checkpoint, self._pace.linger)
         if not batch:
             return
@@ -357,4 +379,6 @@ class Follower:
                 await self._standing.confirm(done, resets)
                 self._look_at_limits()
                 self._delivery.confirm(done.last)
-                self._delivered.take(done, self._shard.now_ms(), asyncio.get_running_loop().time())
+                self._delivered.take(done, self._shard.now_ms(), self._now())
+                presses = self.requirement is not None and self.requirement.presses
+                self._rest_s = self._delivery.rest_s(done, self._courtesy.now() - began, presses=presses)

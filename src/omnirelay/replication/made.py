@@ -29,12 +29,10 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     begins: int
     ends: int
     """Where in it, in bytes."""
-    beginning: int = 0
-    """Bytes that every text has before what its place says."""
-    gap: int = 1
-    """Bytes from the end of one to where the place of the next one begins."""
+    number_behind: str = ""
+    """What comes behind every text, and before its number; empty where the number stands in it."""
     ending: str = ""
-    """What comes behind every text."""
+    """What comes behind that."""
 
 
 class Made(msgspec.Struct, gc=False):
@@ -42,7 +40,7 @@ class Made(msgspec.Struct, gc=False):
     parts: Sequence[bytes]
     """Lines: the text, cut up behind some of them. A segment: its bytes. Rows: the text of those lines that are not cut
     out of the frames themselves, and last the place of every row in what its run is cut out of, as 64 bits: below, how
-    long it is, and above, where it begins, counted from 1 and less as many gaps as there are rows up to it.
+    long it is, and above, where it begins, counted from 1.
     """
     types: dict[str, int]
     """How many events of each type."""

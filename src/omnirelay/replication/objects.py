@@ -22,7 +22,13 @@ from omnirelay.replication.settings import SEGMENT_BYTES
 from omnirelay.replication.sinks import SinkUnusable
 from omnirelay.replication.workshop import IN_THREAD, Maker
 from omnirelay.segments.connecting import connect
-from omnirelay.segments.errors import ObjectMissing, SegmentsDamaged, SegmentsFenced, SegmentStoreUnusable
+from omnirelay.segments.errors import (
+    BucketMissing,
+    ObjectMissing,
+    SegmentsDamaged,
+    SegmentsFenced,
+    SegmentStoreUnusable,
+)
 from omnirelay.segments.store import ObjectStore
 
 with extra("segments"):
@@ -86,6 +92,16 @@ class SegmentSink:
             manifest = await archive.newest()
         self._writer, self._keeper = writer, Keeper(archive, self._upkeep)
         self._keeper.start()
+        return 0 if manifest is None else manifest.last
+
+    async def holds(self, shard: str) -> int:
+        """Up to where the segments reach: behind that only what continues their chain is taken."""
+        with _explained():
+            store = await connect(self._address, self._options, writable=False)
+            try:
+                manifest = await Archive(store, shard).newest()
+            except BucketMissing:
+                return 0
         return 0 if manifest is None else manifest.last
 
     async def prepare(self, commits: Commits) -> None:

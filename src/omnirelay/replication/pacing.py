@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from typing import Final
 
 from omnirelay.replication.settings import FollowSettings
+
+SHORTEST: Final = 0.6
+"""Of a pause. More than half, so that each is longer than the one before it."""
 
 
 class Pace:
     """Of one follower, in one event loop. Those who wait for the follower itself are told here, too."""
 
-    def __init__(self, settings: FollowSettings) -> None:
+    def __init__(self, settings: FollowSettings, chance: Callable[[float, float], float] = random.uniform) -> None:
+        """`chance` gives a number between two."""
         self._settings = settings
+        self._chance = chance
         self.stopping = False
         self._more = asyncio.Event()
         self._changed = asyncio.Event()
@@ -58,9 +64,15 @@ class Pace:
             return
 
     async def back_off(self, tried: int) -> None:
-        """Longer with every try, and never as long as somebody else who failed in the same moment."""
-        grown = min(self._settings.retry_max_ms, self._settings.retry_first_ms * 2 ** min(tried - 1, 20))
-        await self.linger(grown * random.uniform(0.7, 1.3) / 1000)
+        """Longer with every try up to `retry_max`, and hardly ever as long as somebody else who failed in the same
+        moment.
+        """
+        await self.linger(self.pause_s(tried))
+
+    def pause_s(self, tried: int) -> float:
+        grown = min(self._settings.retry_max_ms, self._settings.retry_first_ms << min(tried - 1, 30))
+        # Shorter only: nobody waits for longer than they said.
+        return grown * self._chance(SHORTEST, 1.0) / 1000
 
     # -- for whoever waits for the follower ------------------------------------------------------
 

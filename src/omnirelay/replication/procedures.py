@@ -61,9 +61,8 @@ def serve_replication(dispatcher: Dispatcher, replication: Replication) -> None:
     async def reset(meta: RequestMeta, request: ResetRequest) -> SinksAnswer:
         followers = replication.find(request.sink, request.shard)
         for follower in followers:
-            follower.check_reset(request.sequence)  # All or none.
-        for follower in followers:
-            await follower.reset(request.sequence)
+            await follower.check_reset(request.sequence)  # All or none.
+        await asyncio.gather(*(follower.reset(request.sequence) for follower in followers))
         return _answer(followers)
 
     answers = (SinksAnswer,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from omnirelay.engine.shard import Shard
@@ -81,6 +81,11 @@ class _MadeWhenOpened:
             await made.close()
             raise
 
+    def expect(self, events: int) -> None:
+        expect = getattr(self._made, "expect", None)
+        if expect is not None:
+            expect(events)
+
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
         assert self._made is not None
         await self._made.apply(events)
@@ -93,6 +98,19 @@ class _MadeWhenOpened:
     async def close(self) -> None:
         if self._made is not None:
             await self._made.close()
+
+    @property
+    def holds(self) -> Callable[[str], Awaitable[int]] | None:
+        return self._held_unopened if self._made is None else getattr(self._made, "holds", None)
+
+    async def _held_unopened(self, shard: str) -> int:
+        """What is held by the target of a sink that is still to be opened; 0 where that does not matter."""
+        sink = await asyncio.to_thread(make_sink, self._settings, self._place)
+        try:
+            holds: Callable[[str], Awaitable[int]] | None = getattr(sink, "holds", None)
+            return 0 if holds is None else await holds(shard)
+        finally:
+            await sink.close()
 
     @property
     def is_known(self) -> bool:
@@ -114,7 +132,7 @@ class Replication:
         self._directory = directory
         self._region = region
         self._checkpoints = Checkpoints(directory / CHECKPOINT_FILE if durable else None)
-        self.workshop = Workshop()
+        self.workshop = Workshop(is_called=lambda: any(follower.is_called for follower in self.followers))
         self._sinks: dict[tuple[str, str], _MadeWhenOpened] = {}
 
     def follow(self, shard: Shard) -> None:
@@ -142,8 +160,9 @@ class Replication:
         await self.workshop.close()
         await self._checkpoints.close()
 
-    def status(self) -> list[FollowStatus]:
-        return [follower.status() for follower in self.find()]
+    def status(self, sink: str | None = None, shard: str | None = None) -> list[FollowStatus]:
+        """Raises NotFound as `find` does."""
+        return [follower.status() for follower in self.find(sink, shard)]
 
     def find(self, sink: str | None = None, shard: str | None = None) -> list[Follower]:
         """The followers of a sink and a shard, of all for None. Raises NotFound when there is none of such a name."""
@@ -155,8 +174,7 @@ class Replication:
         if not found and (sink is not None or shard is not None):
             known = sorted({f"{follower.name} of {follower.shard_name}" for follower in self.followers})
             raise NotFound(
-                f"there is no sink {sink or ''} of {shard or 'any shard'}; there are: {', '.join(known) or 'none'}",
-                code="replication.unknown_sink",
+                f"{_nobody(sink, shard)}; there are: {', '.join(known) or 'none'}", code="replication.unknown_sink"
             )
         return found
 
@@ -164,3 +182,9 @@ class Replication:
         """The sink itself, for whoever embeds a node; None until it was opened."""
         made = self._sinks.get((name, shard))
         return None if made is None else made.made
+
+
+def _nobody(sink: str | None, shard: str | None) -> str:
+    if sink is None:
+        return f"there is no sink of a shard {shard!r}"
+    return f"there is no sink {sink!r} of {'any shard' if shard is None else f'a shard {shard!r}'}"

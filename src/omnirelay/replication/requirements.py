@@ -75,6 +75,19 @@ class Requirement:
         """Whether the log has to keep what the sink has not confirmed."""
         return not self.dropped
 
+    @property
+    def presses(self) -> bool:
+        """Whether the sink is beyond half of a limit, which is also where it would not open intake again."""
+        behind, settings = self._behind(), self._settings
+        if behind is None:
+            return False
+        limits = (
+            (settings.lag_events_max, behind.events),
+            (settings.lag_max_ms, behind.ms),
+            (settings.max_retained_bytes, behind.bytes),
+        )
+        return any(most and held > most // 2 for most, held in limits)
+
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
 

@@ -3,6 +3,8 @@
     DATA/.NAMESPACE.restoring/NAMESPACE/    while it is built; a crash leaves this, and the next restore removes it
     DATA/NAMESPACE/                         whole and proved as soon as it has that name
 
+Several logs are all proved before the first of them takes its place: damage in one leaves all others where they were.
+
 A log that was restored may lack the end that the lost node had. So it is marked, and whoever leads it first starts a
 generation: its sequences and fences begin 2^32 above everything that is known of the old ones.
 """
@@ -14,9 +16,9 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +28,7 @@ from omnirelay.errors import FailedPrecondition, LogUnavailable
 from omnirelay.log.base import Frame
 from omnirelay.log.batches import in_batches
 from omnirelay.log.files import WriterLock, make_directories, sync_directory
-from omnirelay.log.sqlite.restoring import build_log, raise_highest_known
+from omnirelay.log.sqlite.restoring import History, build_log, raise_highest_known
 from omnirelay.replication.confirmed import confirmed_by_sinks
 from omnirelay.replication.origins import Origin
 from omnirelay.replication.proving import Restored, prove
@@ -54,6 +56,73 @@ def check_empty(data: Path, namespace: str) -> None:
         )
 
 
+class Prepared:
+    """A log that was built beside its place and proved there. It is gone again when its `prepare` ends."""
+
+    def __init__(self, building: Path, data: Path, history: History, restored: Restored) -> None:
+        self._building = building
+        self._data = data
+        self._history = history
+        self.restored = restored
+
+    async def reserve(self, marks: ObjectStore | None, above: int | None) -> None:
+        """See to it that no fence comes twice. Raises as `restore` does."""
+        history, shard = self._history, self._history.shard
+        with _explained(self._data, shard):
+            # Of the lost log, if their account is still in the directory.
+            confirmed = await asyncio.to_thread(confirmed_by_sinks, self._data, shard)
+            highest = max([history.highest_known, above or 0, *(each.sequence for each in confirmed)])
+            highest = await _reserve(marks, shard, highest, above is not None)
+            await asyncio.to_thread(raise_highest_known, self._building, shard, history.reason, highest)
+        self.restored = msgspec.structs.replace(self.restored, fences_above=highest)
+
+    def check_place(self) -> None:
+        check_empty(self._data, self._history.shard)
+
+    async def take_place(self) -> None:
+        shard = self._history.shard
+        with _explained(self._data, shard):
+            await asyncio.to_thread(_put_in_place, self._building / shard, self._data / shard)
+
+
+@asynccontextmanager
+async def prepare(origin: Origin, data: Path, progress: Progress | None = None) -> AsyncIterator[Prepared]:
+    """Build and prove the log of an origin beside its place `data/SHARD`, which is empty or not there.
+
+    Raises FailedPrecondition, LogDamaged and its kind, LogLocked, LogUnavailable.
+    """
+    history = origin.history
+    shard = history.shard
+    check_empty(data, shard)
+    with ExitStack() as stack:
+        with _explained(data, shard):
+            building = stack.enter_context(_beside(data, shard))
+            await _build(building, origin, _said(progress, "copy"))
+            restored = await prove(building, history, _said(progress, "prove"))
+        yield Prepared(building, data, history, restored)
+
+
+async def put_in_place(
+    prepared: Sequence[Prepared],
+    *,
+    marks: ObjectStore | None,
+    above: int | None = None,
+    placed: Callable[[Restored], None] = lambda _: None,
+) -> None:
+    """Give every log its place. What can be refused is refused before the first has one.
+
+    Only names are given then, one after the other; `placed` is called with each that has its name. Arguments and what
+    is raised are those of `restore`.
+    """
+    for each in prepared:
+        await each.reserve(marks, above)
+    for each in prepared:
+        each.check_place()
+    for each in prepared:
+        await each.take_place()
+        placed(each.restored)
+
+
 async def restore(
     origin: Origin,
     data: Path,
@@ -68,24 +137,20 @@ async def restore(
     apart. `above` is the highest number that was ever given out, for who knows it: then it is fine when no mark can be
     left. Raises FailedPrecondition, LogDamaged and its kind, LogLocked, LogUnavailable.
     """
-    history = origin.history
-    shard = history.shard
-    check_empty(data, shard)
+    async with prepare(origin, data, progress) as prepared:
+        await put_in_place([prepared], marks=marks, above=above)
+        return prepared.restored
+
+
+@contextmanager
+def _explained(data: Path, shard: str) -> Iterator[None]:
+    """Failures of the disk as failures of the restore."""
     try:
-        with _beside(data, shard) as building:
-            await _build(building, origin, _said(progress, "copy"))
-            restored = await prove(building, history, _said(progress, "prove"))
-            # Of the lost log, if their account is still in the directory.
-            confirmed = await asyncio.to_thread(confirmed_by_sinks, data, shard)
-            highest = max([history.highest_known, above or 0, *(each.sequence for each in confirmed)])
-            highest = await _reserve(marks, shard, highest, above is not None)
-            await asyncio.to_thread(raise_highest_known, building, shard, history.reason, highest)
-            await asyncio.to_thread(_put_in_place, building / shard, data / shard)
+        yield
     except OSError as error:
         raise LogUnavailable(
             f"{shard!r} cannot be restored into {data}: {error.strerror or error}", shard=shard, file=str(data)
         ) from error
-    return msgspec.structs.replace(restored, fences_above=highest)
 
 
 def _said(progress: Progress | None, what: str) -> Callable[[int, int], None]:

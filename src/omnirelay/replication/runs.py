@@ -3,8 +3,8 @@
 A commit holds what a few calls did, so most of its events come in long runs of one type and one instant. Such a run is
 described once, and only its texts are many: the database cuts them out, without the interpreter. Where all events of a
 commit are alike it cuts them out of the commit itself, and ends each with what readers get. Then there is no text to be
-made, or to be sent from one process to another. Deadlines, which stand further inside, would take it longer than to
-cut out a text that was made.
+made, or to be sent from one process to another. Where they have a deadline, what is cut out ends before it, and the
+database puts the number of the event behind it again: one place is enough for an event.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, count, groupby
+from operator import add
 from typing import Any, Final
 
 import msgspec
@@ -81,12 +82,12 @@ class _Found:
         self._add(
             _Row(first, alike.event_type, alike.timestamp, alike.peer),
             places.sizes,
-            gap=len(alike.separator),
+            gap=places.gap,
             in_frame=True,
             piece=at,
-            begins=alike.begins,
+            begins=places.begins,
             ends=alike.ends,
-            beginning=len(alike.beginning),
+            number_behind=places.number_behind,
             ending=alike.reads.decode(),
         )
 
@@ -126,8 +127,7 @@ class _Found:
     def _add(self, row: _Row, sizes: list[int], *, gap: int, **where: Any) -> None:
         start = len(self._sizes)
         self._sizes += sizes
-        # The first one begins at 1, and one gap is counted for it.
-        self._begins += accumulate(sizes[:-1], initial=1 - gap)
+        self._begins += map(add, accumulate(sizes[:-1], initial=1), count(0, gap))
         self.types[row.event_type] += len(sizes)
         self.runs.append(
             Run(
@@ -137,7 +137,6 @@ class _Found:
                 peer=row.peer,
                 start=start,
                 stop=len(self._sizes),
-                gap=gap,
                 **where,
             )
         )

@@ -82,6 +82,12 @@ class ReplicationSink(Protocol):
         `apply` is busy with what comes before it: for work that changes nothing outside, like making text. Nobody
         promises that those commits ever come; what `prepare` raises is passed over. With an attribute
         `events_beside_callers` it gets no more events than that at once while callers of the node are about.
+
+        A sink whose target takes nothing behind a gap has a method `async holds(shard)`: the last sequence that is
+        there, 0 for none. It may be called at any time, also before `open`, and changes nothing.
+
+        A sink that has a method `expect(events)` is told before each call how many events the log has behind these, or
+        0 while callers of the node are about: for what is better done once, at the end of many.
         """
         ...
 

@@ -159,6 +159,8 @@ class Standing:
             raise InvalidArgument(
                 f"sequence must be between 0 and {last}, where the log of {self._shard_name} ends, got {sequence}",
                 field="sequence",
+                shard=self._shard_name,
+                last=last,
             )
         skipping = sequence > self.checkpoint
         if skipping and not getattr(self._sink, "is_known", True):
@@ -172,6 +174,29 @@ class Standing:
                 f"{self._name} rebuilds a state and cannot leave out what is behind {self.checkpoint}", field="sequence"
             )
         return skipping
+
+    async def check_gap(self, sequence: int) -> None:
+        """Raises InvalidArgument when the target takes nothing behind what a reset to `sequence` would leave out."""
+        holds = self._holds()
+        try:
+            held = 0 if holds is None else await holds(self._shard_name)
+        except SinkUnusable as error:
+            raise InvalidArgument(
+                f"whether {self._name} can leave out what is behind {self.checkpoint} cannot be found out:"
+                f" {error.message}",
+                field="sequence",
+            ) from error
+        if 0 < held < sequence:
+            raise InvalidArgument(
+                f"{self._name} holds the events of {self._shard_name} up to {held} and takes nothing behind a gap; to"
+                f" go on without one: omnirelay replication reset {self._name} --shard {self._shard_name} --to {held};"
+                f" to leave out what is between, pause it and move what it has of {self._shard_name} away, then reset"
+                f" it to {sequence} and resume it",
+                field="sequence",
+            )
+
+    def _holds(self) -> Callable[[str], Awaitable[int]] | None:
+        return getattr(self._sink, "holds", None)
 
     # -- a log that was trimmed ------------------------------------------------------------------
 
@@ -199,6 +224,13 @@ class Standing:
             advice = (
                 "it rebuilds a state and needs every event of it; restore its target from a backup that has come to"
                 f" {begins} or further, then: omnirelay replication resume {self._name}"
+            )
+        elif self._holds() is not None:
+            advice = (
+                "what is between is gone from here, and it takes nothing behind a gap; restore its target from a backup"
+                f" that has come to {begins} or further, then: omnirelay replication resume {self._name}; or move what"
+                f" it has of {self._shard_name} away, then: omnirelay replication reset {self._name} --shard"
+                f" {self._shard_name} --to {begins}"
             )
         else:
             advice = (

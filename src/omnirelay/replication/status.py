@@ -24,14 +24,16 @@ class FollowStatus(msgspec.Struct, rename="camel", frozen=True, kw_only=True, om
     state: SinkState
     checkpoint: int
     lag_events: int
-    lag_ms: int
-    """Age of the oldest event that is not delivered yet."""
+    lag_ms: int | None = None
+    """Age of the oldest event that is not delivered yet. None before that was looked up, which takes a moment after a
+    start or a reset.
+    """
     events: int
     failures: int
     parked: int
     required: bool
-    lag_bytes: int
-    """Bytes of the log that are not delivered yet."""
+    lag_bytes: int | None = None
+    """Bytes of the log that are not delivered yet. None as above."""
     requirement_dropped: bool
     """It is required and holds back more of the log than it may: for now it counts as optional."""
     closes_intake: str | None = None

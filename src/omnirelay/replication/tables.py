@@ -15,6 +15,7 @@ from omnirelay.log.files import make_directories
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.courtesy import FLUSHED_EVENTS
 from omnirelay.replication.events import ReplicatedEvent
+from omnirelay.replication.late_index import leave_out, make_up
 from omnirelay.replication.made import Made
 from omnirelay.replication.making import make
 from omnirelay.replication.owners import Newest, newest_of, of_another_log
@@ -24,6 +25,7 @@ from omnirelay.replication.sinks import SinkUnusable, TargetChanged, not_writabl
 from omnirelay.replication.table_shape import TableShape
 from omnirelay.replication.threads import OneThread
 from omnirelay.replication.workshop import IN_THREAD, Maker
+from omnirelay.replication.write_ahead import WriteAhead
 
 _ROWS_TOGETHER: Final = (500, 50, 1)
 """Rows of one statement. With every step of a statement the interpreter lock changes hands, and getting it back from a
@@ -35,9 +37,6 @@ _PAGE_BYTES: Final = 32_768
 
 _CACHE_KIB: Final = 16 * 1024
 """Of pages in memory: all that a delivery writes. What does not fit is written while others are still being made."""
-
-_CHECKPOINT_BYTES: Final = 8 * 1024 * 1024
-"""Of the write-ahead log that are brought into the file at once, and flushed while callers of the node wait."""
 
 _OWNERS: Final = "OmniRelayOwners"
 """The table that says which log the rows of each table came from."""
@@ -83,7 +82,7 @@ class SqliteSink:
 
     rebuilds_state = False
     takes_commits = True
-    prepares_ahead = 1
+    prepares_ahead = 2
     events_beside_callers = FLUSHED_EVENTS
     maker: Maker = IN_THREAD
     newest: Newest | None = None
@@ -98,10 +97,15 @@ class SqliteSink:
         self._table = table
         self._shape = TableShape(table)
         self._database: apsw.Connection | None = None
+        self._write_ahead: WriteAhead | None = None
         self._path = directory
         self._files: dict[str, tuple[int, int]] = {}
         """Those that are the database: it, and the log that goes with it."""
         self._takes_runs = False
+        self._follows = 0
+        """So many events are behind the next delivery, and nobody calls."""
+        self._left_out = False
+        """The index was, since the table was opened."""
         self._log_id: str | None = None
         self._shard = ""
         self._thread = OneThread("omnirelay-sqlite-sink")
@@ -126,9 +130,8 @@ class SqliteSink:
             database.execute(f"pragma page_size = {_PAGE_BYTES}")  # Nothing happens to a file that is there.
             database.execute("pragma journal_mode = wal; pragma synchronous = full")
             database.execute(f"pragma cache_size = -{_CACHE_KIB}")
-            page_bytes = database.pragma("page_size")
-            database.wal_autocheckpoint(_CHECKPOINT_BYTES // page_bytes)
             self._shape.make(database)
+            self._left_out = False
             # Texts are cut out as bytes, and a file that somebody else made may have them in UTF-16.
             is_utf8 = database.execute("pragma encoding").fetchall() == [("UTF-8",)]
             self._takes_runs = _TAKES_ARRAYS and is_utf8
@@ -137,6 +140,7 @@ class SqliteSink:
             ).fetchone()
             if row is not None:
                 self._check_owner(database)
+            self._write_ahead = WriteAhead(str(path), database)
         except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError) as error:
             raise SinkUnusable(f"{path} holds something else: {error}") from None
         self._shard = shard
@@ -179,6 +183,9 @@ class SqliteSink:
         if self._takes_runs:
             commits.made = await self.maker.make("rows", commits)
 
+    def expect(self, events: int) -> None:
+        self._follows = events
+
     async def apply(self, events: Sequence[ReplicatedEvent]) -> None:
         await self._thread.run(lambda: self._insert(events))
 
@@ -189,9 +196,12 @@ class SqliteSink:
         in_runs = events if self._takes_runs and isinstance(events, Commits) and _made_of(events).runs else None
         rows = rows_of(events) if in_runs is None else []
         self._check_place()
+        if self._write_ahead is not None:
+            self._write_ahead.before()
         try:
             with _writing(self._database) as database:
                 self._claim(database)
+                self._left_out |= leave_out(self._shape, database, self._follows)
                 before = database.total_changes()
                 if in_runs is None:
                     self._insert_rows(database, rows)
@@ -199,6 +209,8 @@ class SqliteSink:
                     self._insert_runs(database, in_runs)
                 if database.total_changes() - before < len(events):
                     self._shape.check_same(database, rows_of(events))
+                if self._left_out:
+                    make_up(self._shape, database, self._follows)
         except apsw.ConstraintError as error:
             raise SinkUnusable(f"the table {self._table} in {self._path} refuses events: {error}") from None
         self._check_place()
@@ -214,15 +226,21 @@ class SqliteSink:
     def _insert_runs(self, database: apsw.Connection, commits: Commits) -> None:
         made = _made_of(commits)
         texts, places = made.parts[:-1], memoryview(made.parts[-1]).cast("q")
+        newest = self._shape.newest(database) if self._shape.counts_on(database) else None
         for run in made.runs:
             of_run = commits.frames[run.piece].data if run.in_frame else texts[run.piece]
+            behind_last = newest == run.first - 1
             values = (
-                *(run.first, run.event_type, run.timestamp, run.peer),
+                *(run.first - 1, run.event_type, run.timestamp, run.peer),
                 apsw.carray(places, start=run.start, stop=run.stop),
                 memoryview(of_run)[run.begins : run.ends],
-                *(run.gap, run.beginning, run.ending),
+                *(run.number_behind, run.ending),
             )
-            database.execute(self._shape.insert_run, values)
+            numbered = bool(run.number_behind)
+            database.execute(self._shape.insert_run(numbered=numbered, behind_last=behind_last), values)
+            if newest is not None:
+                newest = max(newest, run.first + run.stop - run.start - 1)
+            assert not behind_last or database.last_insert_rowid() == newest
 
     def _insert_rows(self, database: apsw.Connection, rows: list[Row]) -> None:
         at = 0
@@ -233,10 +251,25 @@ class SqliteSink:
                 at += together
 
     def _let_go(self) -> None:
+        write_ahead, self._write_ahead = self._write_ahead, None
+        if write_ahead is not None:
+            write_ahead.close()
         database, self._database = self._database, None
         if database is not None:
             database.close()
 
+    def _leave(self) -> None:
+        """Whoever reads the table while nobody writes to it has an index."""
+        try:
+            if self._database is not None and self._left_out:
+                self._check_place()
+                with _writing(self._database) as database:
+                    make_up(self._shape, database, 0)
+        finally:
+            self._let_go()
+
     async def close(self) -> None:
-        await self._thread.run(self._let_go)
-        self._thread.close()
+        try:
+            await self._thread.run(self._leave)
+        finally:
+            self._thread.close()

@@ -17,17 +17,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from operator import attrgetter
 from typing import Any, Final, Protocol, TypeVar
 
 from omnirelay._version import __version__
 from omnirelay.replication.commits import Commits
 from omnirelay.replication.health import reason_of
 from omnirelay.replication.made import Form, Made
-from omnirelay.replication.making import make
+from omnirelay.replication.making import make, takes_long_to_begin
 from omnirelay.replication.parcels import TICKET, Parcels, new_parcels
 from omnirelay.replication.threads import OneThread
-from omnirelay.replication.workshop_process import Order, SentFrame, encode, read_answer
+from omnirelay.replication.workshop_process import READY, Order, SentFrame, encode, read_answer
 
 _log = logging.getLogger("omnirelay.replication")
 
@@ -39,7 +40,9 @@ WORTH_BYTES: Final = 256 * 1024
 WORKERS_MAX: Final = max(1, min(2, os.cpu_count() or 1))
 
 _LITTLE_WORK: Final = frozenset({"rows"})
-"""What takes less time to be made than to be written. The start of another process would cost more than it helps."""
+"""What takes less time to be made than to be written. One process is enough for all of it: the start of another would
+cost more than it helps.
+"""
 
 _IDLE_S: Final = 30.0
 """A process that had nothing to do for so long is ended."""
@@ -50,6 +53,10 @@ _ANSWER_S: Final = 60.0
 _PAUSE_S: Final = 30.0
 """After one was lost, or could not be started, everything is made here for so long."""
 
+_NICENESS: Final = 10
+"""Callers of the node go first."""
+
+_IS_READY = attrgetter("is_ready")
 
 _PROCESS: Final = "omnirelay.replication.workshop_process"
 
@@ -76,7 +83,7 @@ def _started(parcels: Parcels, form: Form) -> subprocess.Popen[bytes]:
         raise OSError("there is no interpreter to start")  # What is called so would be the whole program once more.
     # What else may stand in the path means nothing to Python either.
     path = [each or os.getcwd() for each in sys.path if isinstance(each, str)]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         # Without the directory that the node happens to be started in: something there may be called like a module.
         [sys.executable, "-P", "-m", _PROCESS, str(parcels.file), form, __version__],
         stdin=subprocess.PIPE,
@@ -87,6 +94,10 @@ def _started(parcels: Parcels, form: Form) -> subprocess.Popen[bytes]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         process_group=0,  # An interrupt from the keyboard is for the node, which has an order to its end.
     )
+    # From here and not by itself: until it could, it would import for a fifth of a second at the callers' cost.
+    with suppress(OSError):  # It has ended already, which whoever asks it will notice.
+        os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
+    return process
 
 
 class _Worker:
@@ -97,6 +108,8 @@ class _Worker:
         self._parcels: Parcels | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = False
+        self.is_ready = False
+        """It has imported what it needs."""
 
     @property
     def pid(self) -> int | None:
@@ -108,7 +121,9 @@ class _Worker:
             return await self._run(lambda: self._make(form, commits))
 
     async def start(self, form: Form) -> None:
-        """The process, unless it was started; it will be asked for this first. Raises OSError."""
+        """The process, unless it was started; it will be asked for this first. Raises OSError. Returns when it is
+        ready.
+        """
         await self._run(lambda: self._start(form))
 
     def _start(self, form: Form) -> None:
@@ -117,6 +132,11 @@ class _Worker:
         if self._process is None:
             self._parcels = self._parcels or new_parcels()
             self._process = _started(self._parcels, form)
+        if not self.is_ready:
+            assert self._process.stdout is not None
+            if self._process.stdout.read(len(READY)) != READY:
+                raise OSError("the process has ended")
+            self.is_ready = True
 
     def _make(self, form: Form, commits: Commits) -> Made:
         assert self._process is not None
@@ -160,10 +180,21 @@ class _Worker:
 class Workshop:
     """Of one node. Nothing it does can fail because of a process: what is not made there is made here. Close it."""
 
-    def __init__(self, *, workers_max: int = WORKERS_MAX, worth_bytes: int = WORTH_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        workers_max: int = WORKERS_MAX,
+        worth_bytes: int = WORTH_BYTES,
+        is_called: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """While the node `is_called`, work waits for a process that gets ready; else it is done here meanwhile, unless
+        that would take even longer.
+        """
+        self._is_called = is_called
         self._worth_bytes = worth_bytes
         self._workers_max = workers_max
         self._room = asyncio.Semaphore(workers_max)
+        self._little_room = asyncio.Semaphore(1)
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
         self._ending: asyncio.TimerHandle | None = None
@@ -179,7 +210,7 @@ class Workshop:
     async def make(self, form: Form, commits: Commits) -> Made:
         made = None
         if commits.size >= self._worth_bytes:
-            async with self._room:
+            async with self._little_room if form in _LITTLE_WORK else nullcontext(), self._room:
                 made = await self._sent_out(form, commits)
         return await asyncio.to_thread(make, form, commits) if made is None else made
 
@@ -194,6 +225,10 @@ class Workshop:
             for each in self._idle:
                 self._beside(each.start(form))
             self._end_when_idle()  # Perhaps there is no work for all of them.
+        waits = self._is_called() or takes_long_to_begin(form)
+        if self._idle and not any(worker.is_ready for worker in self._idle) and not waits:
+            return None
+        self._idle.sort(key=_IS_READY)
         worker = self._idle.pop() if self._idle else _Worker()
         self._busy.add(worker)
         try:

@@ -7,6 +7,7 @@ what that makes need not be what this node writes.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -22,9 +23,6 @@ from omnirelay.replication.commits import Commits
 from omnirelay.replication.made import Form, Made, Run
 from omnirelay.replication.making import load_segments, make
 from omnirelay.replication.parcels import TICKET, Parcels
-
-_NICENESS: Final = 10
-"""Callers of the node go first."""
 
 
 class SentFrame(msgspec.Struct, array_like=True, gc=False):
@@ -73,6 +71,9 @@ class Answer(msgspec.Struct, array_like=True):
         return Made(form, parts, self.types, self.runs)
 
 
+READY: Final = TICKET.pack(0, 0)
+"""What the process says when it has begun."""
+
 read_order = msgspec.msgpack.Decoder(Order).decode
 read_answer = msgspec.msgpack.Decoder(Answer).decode
 encode = msgspec.msgpack.Encoder().encode
@@ -93,23 +94,27 @@ def _failed(parcels: Parcels, error: Exception) -> bytes:
 
 def serve(parcels: Parcels, orders: int, answers: int) -> None:
     """Until the other side is gone."""
+    os.write(answers, READY)
     while len(ticket := os.read(orders, TICKET.size)) == TICKET.size:
         try:
             answer = _answered(parcels, ticket)
         except Exception as error:  # The node makes it itself then, and finds out what is wrong.
             answer = _failed(parcels, error)
         os.write(answers, answer)
+        gc.collect()  # While the node is busy with the answer; there is next to nothing left of it here.
 
 
 def main() -> None:
     if sys.argv[3] != __version__:
         sys.exit("the node is of another version")
     tune_process()
-    os.nice(_NICENESS)
     if sys.argv[2] in ("parquet", "jsonl"):
         # Arrow imports it when it is there and needs it for nothing that is done here; it is half of Arrow's start.
         sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
         load_segments()  # Before the first order comes, if it takes a moment.
+    # All that is here by now stays, and what is made later makes no cycles worth looking for in the middle of it.
+    gc.freeze()
+    gc.disable()
     with suppress(BrokenPipeError):  # The node is gone before it got an answer.
         serve(Parcels(int(sys.argv[1])), sys.stdin.fileno(), sys.stdout.fileno())
     # Without taking everything down in order, which takes a while and changes nothing.

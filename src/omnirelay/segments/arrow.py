@@ -167,7 +167,11 @@ class _Rows:
         columns = _joined(self._runs)
         if not self._in_order:
             permutation = pa.array(chain.from_iterable(self._places), pa.int32())
-            columns = {name: column.take(permutation) for name, column in columns.items()}
+            # Most columns are empty, and an empty one is in any order.
+            columns = {
+                name: column if column.null_count == len(column) else column.take(permutation)
+                for name, column in columns.items()
+            }
         for at, name in enumerate(_RUN_COLUMNS):
             columns[name] = _spread([run[at] for run in self._of_runs], self._ends, schema.field(name).type)
         columns["extra"] = self._sparse(self._extras, pa.string())
@@ -176,11 +180,17 @@ class _Rows:
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
     def _sparse(self, values: dict[int, Any], kind: pa.DataType) -> pa.Array:
-        pieces, at = [], 0
+        """Values of single rows, in the order of these."""
+        if len(values) * _RUN_ROWS_LEAST <= self.count:
+            pieces, at = [], 0
+            for row, value in values.items():
+                pieces += [pa.nulls(row - at, kind), pa.array([value], kind)]
+                at = row + 1
+            return pa.concat_arrays([*pieces, pa.nulls(self.count - at, kind)])
+        rows = [None] * self.count
         for row, value in values.items():
-            pieces += [pa.nulls(row - at, kind), pa.array([value], kind)]
-            at = row + 1
-        return pa.concat_arrays([*pieces, pa.nulls(self.count - at, kind)])
+            rows[row] = value
+        return pa.array(rows, kind)
 
     def _flush(self) -> None:
         """Make columns of the rows that wait for it."""
@@ -294,8 +304,10 @@ _PLAIN = frozenset({"text", "whole number", "yes or no", "instant", "bytes"})
 
 def _array(values: Sequence[Any], kind: pa.DataType, is_plain: bool) -> pa.Array:
     first = values[0]
-    # Much is the same in all events of a call, and most is not there.
-    if first is values[-1] and values.count(first) == len(values):
+    # Much is the same in all events of a call, and most is not there. What is to be JSON may be equal and yet another
+    # text.
+    is_same = first == values[-1] if is_plain else first is values[-1]
+    if is_same and values.count(first) == len(values):
         value = first if is_plain else _as_json(first)
         return _repeated(value, len(values), kind)
     return pa.array(values if is_plain else [_as_json(value) for value in values], kind)
@@ -308,18 +320,34 @@ def _as_json(value: Any) -> str | None:
 
 
 _FRAME_COLUMNS = [field.name for field in FRAME_FIELDS]
+_BESIDE_FRAMES = [name for name in _FRAME_COLUMNS if name != "frame"]
 
 
 def frames_of_arrow(table: pa.Table) -> list[Frame]:
     """The frames of a segment; the number of events of each is the number of its rows."""
-    columns = table.select(_FRAME_COLUMNS).combine_chunks()
-    starts = _compute().indices_nonzero(columns["frame"].is_valid())
-    rows = columns.take(starts)
+    starts = _compute().indices_nonzero(table["frame"].is_valid())
+    rows = table.select(_BESIDE_FRAMES).take(starts)
     at = starts.to_pylist()
-    values = [rows[name].cast(pa.int64()) if name == "frame_time" else rows[name] for name in _FRAME_COLUMNS]
+    values = [rows[name].cast(pa.int64()) if name == "frame_time" else rows[name] for name in _BESIDE_FRAMES]
+    of_frames = zip(*(each.to_pylist() for each in values), strict=True)
     return [
         Frame(first, last, end - start, epoch, generation, time_ms, data, chain)
-        for start, end, first, last, epoch, generation, time_ms, data, chain in zip(
-            at, [*at[1:], table.num_rows], *(each.to_pylist() for each in values), strict=True
+        for start, end, data, (first, last, epoch, generation, time_ms, chain) in zip(
+            at, [*at[1:], table.num_rows], _bytes_in(table["frame"]), of_frames, strict=True
         )
     ]
+
+
+def _bytes_in(column: pa.ChunkedArray) -> list[bytes]:
+    """The values that are there. They are most of a segment, so they are copied once and by nothing but slicing."""
+    if column.type != pa.binary():
+        return column.drop_null().to_pylist()  # type: ignore[no-any-return]
+    found: list[bytes] = []
+    for chunk in column.chunks:
+        _, offsets, data = chunk.buffers()
+        ends = memoryview(offsets).cast("i")[chunk.offset :]
+        text = memoryview(data or b"")  # Without a byte there is no buffer.
+        found += [
+            bytes(text[ends[row] : ends[row + 1]]) for row in _compute().indices_nonzero(chunk.is_valid()).to_pylist()
+        ]
+    return found

@@ -32,5 +32,14 @@ async def logs_at(store: ObjectStore, shard: str | None = None) -> dict[str, Kin
     return dict(sorted(found.items()))
 
 
+async def is_one_log(store: ObjectStore) -> bool:
+    """Whether the address is a shard's own, one level below the one that holds its shard under a name."""
+    return any(
+        each.key.startswith(mark) if mark.endswith("/") else each.key == mark
+        for each in await store.list("")
+        for mark, _ in _MARKS
+    )
+
+
 def _rank(kind: Kind) -> int:
     return [each for _, each in _MARKS].index(kind)

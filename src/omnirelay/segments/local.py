@@ -51,6 +51,18 @@ class LocalObjectStore:
             self._failed("read", error)
         return sorted(found, key=lambda each: each.key)
 
+    async def folders(self, prefix: str) -> Sequence[str]:
+        return await asyncio.to_thread(self._folders, prefix)
+
+    def _folders(self, prefix: str) -> Sequence[str]:
+        try:
+            with os.scandir(self._path(prefix)) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            self._failed("read", error)
+
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         return await asyncio.to_thread(self._get, key, start, end)
 

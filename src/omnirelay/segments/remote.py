@@ -49,6 +49,21 @@ _NO_BUCKET: Final = "404 Not Found"
 """What an answer to a listing says then. A prefix without objects is an empty list."""
 
 
+_ASKED_THE_MACHINE: Final = (
+    "/latest/api/token",
+    "/latest/meta-data/",
+    "/computeMetadata/",
+    "/metadata/identity/",
+)
+"""Where obstore looks for credentials when nobody has said any: services of a machine in a cloud."""
+
+_CREDENTIALS: Final = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the options access_key_id and secret_access_key",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS (a file), or the option service_account",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or the options account_name and account_key",
+}
+
+
 class RemoteObjectStore:
     """A bucket below a prefix."""
 
@@ -67,6 +82,11 @@ class RemoteObjectStore:
             for meta in await self._mapped(_collected(listing))
         ]
         return sorted(found, key=lambda each: each.key)
+
+    async def folders(self, prefix: str) -> Sequence[str]:
+        call = obstore.list_with_delimiter_async(self._store, prefix.strip("/"))
+        found = await self._mapped(call)
+        return sorted(each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"])
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         return await self._mapped(self._get(key, start, end), key)
@@ -117,7 +137,18 @@ class RemoteObjectStore:
         except exceptions.BaseError as error:
             if not key and _NO_BUCKET in _first_line(error):
                 raise BucketMissing(f"there is no bucket {self._address}") from None
-            raise Unavailable(f"{self._address}: {_first_line(error)}") from None
+            raise Unavailable(f"{self._address}: {self._words_for(error)}") from None
+
+    def _words_for(self, error: exceptions.BaseError) -> str:
+        words = _first_line(error)
+        if not any(place in words for place in _ASKED_THE_MACHINE):
+            return words
+        # It may be the role of a machine whose service does not answer for a while, so it is tried again.
+        scheme = self._address.partition("://")[0]
+        return (
+            "there are no credentials, and this machine has none to give; set"
+            f" {_CREDENTIALS.get(scheme, _CREDENTIALS['az'])} ({words})"
+        )
 
 
 class _Conflict(OmniRelayError):
@@ -133,10 +164,16 @@ def _first_line(error: BaseException) -> str:
     return str(error).splitlines()[0]
 
 
+def _without_secrets(address: str) -> str:
+    """The address without password and query. Azure has the container where others have a user."""
+    parts = urlsplit(address)
+    container = f"{parts.username}@" if parts.scheme in ("az", "abfs") and parts.username else ""
+    return f"{parts.scheme}://{container}{parts.hostname or ''}{parts.path}"
+
+
 def remote_store(address: str, options: dict[str, Any]) -> RemoteObjectStore:
     """The store at an address. Raises SegmentStoreUnusable for options that cannot be."""
-    parts = urlsplit(address)
-    shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+    shown = _without_secrets(address)
     connection: Any = {name: value for name, value in options.items() if name in _CONNECTION}
     own: dict[str, Any] = {name: value for name, value in options.items() if name not in _CONNECTION}
     for name, value in own.items():
@@ -146,6 +183,7 @@ def remote_store(address: str, options: dict[str, Any]) -> RemoteObjectStore:
         retries: Any = _RETRIES
         store = from_url(address, client_options=connection or None, retry_config=retries, **own)
     except Exception as error:
-        raise SegmentStoreUnusable(f"{shown} cannot be used: {_first_line(error)}", field="options") from None
+        reason = _first_line(error).replace(address, shown)
+        raise SegmentStoreUnusable(f"{shown} cannot be used: {reason}", field="options") from None
     assert isinstance(store, S3Store | GCSStore | AzureStore)
     return RemoteObjectStore(store, shown)

@@ -95,10 +95,13 @@ _MEANINGS: Final = {
 }
 
 
+def column_meanings() -> dict[str, str]:
+    """Every column with what it says, in order."""
+    meanings = {column.name: field.meaning for field, column in own_columns()} | _MEANINGS
+    return {field.name: meanings[field.name] for field in arrow_schema()}
+
+
 def column_rows() -> list[str]:
     """Rows of the table in the documentation: column, type and meaning."""
-    meanings = {column.name: field.meaning for field, column in own_columns()}
-    return [
-        f"| `{field.name}` | {field.type} | {_MEANINGS.get(field.name) or meanings[field.name]} |"
-        for field in arrow_schema()
-    ]
+    types = {field.name: field.type for field in arrow_schema()}
+    return [f"| `{name}` | {types[name]} | {meaning} |" for name, meaning in column_meanings().items()]

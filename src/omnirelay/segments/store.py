@@ -43,6 +43,12 @@ class ObjectStore(Protocol):
         """Objects below the folder `prefix`, by key; only those behind the key `after` when it is given."""
         ...
 
+    async def folders(self, prefix: str) -> Sequence[str]:
+        """Names of the folders right below the folder `prefix`, sorted, whatever lies in them. In a file system one may
+        be empty.
+        """
+        ...
+
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         """The bytes of an object, or those from `start` up to `end`. Raises ObjectMissing."""
         ...

@@ -148,10 +148,12 @@ def _checked(shard: str, log_id: str, manifest: Manifest | None, frames: Sequenc
         try:
             end = follow_all(end, frames[:1], shard=shard, log_id=log_id)
         except LogDamaged as error:
+            # What it advises is for a log that is damaged. This one is as it should be.
+            reason = error.message.partition("; ")[0]
             raise SegmentsFenced(
                 f"event {first.first} does not continue the segments of {shard!r}, which end with event"
-                f" {before.sequence}: {error.message}; give the segments another place, or bring the sink what is"
-                " missing",
+                f" {before.sequence}: {reason}; give the segments another place, or have what is missing delivered:"
+                f" omnirelay replication reset SINK --shard {shard} --to {before.sequence}",
                 shard=shard,
                 sequence=first.first,
             ) from error
