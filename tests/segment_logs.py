@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import boto3
 import msgspec
@@ -22,6 +23,7 @@ from omnirelay.log.base import Frame
 from omnirelay.log.chain import Link
 from omnirelay.log.frame import chain_of, encode_frame, genesis_chain, header_prefix
 from omnirelay.segments.store import ObjectStore, StoredObject
+from tests.patience import PATIENCE_S
 
 SHARD = "jobs"
 LOG_ID = "log-1"
@@ -156,6 +158,10 @@ class FailingStore:
         found: Sequence[StoredObject] = await self._do("list", prefix, lambda: self.inner.list(prefix, after))
         return found
 
+    async def folders(self, prefix: str) -> Sequence[str]:
+        found: Sequence[str] = await self._do("folders", prefix, lambda: self.inner.folders(prefix))
+        return found
+
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         data: bytes = await self._do("get", key, lambda: self.inner.get(key, start, end))
         return data
@@ -200,6 +206,8 @@ class S3Server:
         client.close()
 
     def stop(self) -> None:
+        # What it holds belongs to the process and not to the server: the next one would begin with it.
+        urlopen(Request(f"{self.endpoint}/moto-api/reset", method="POST"), timeout=PATIENCE_S).close()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

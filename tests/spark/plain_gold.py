@@ -1,7 +1,8 @@
-"""What `lineage`, `slo` and `daily` have to hold, by plain loops over events and what `plain` makes of them."""
+"""What gold has to hold but for anomalies, by plain loops over events and what `plain` makes of them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -47,10 +48,108 @@ def daily_rows(log: Recorded) -> list[Row]:
         row: Row = {"shard": log.shard, "date": datetime.fromtimestamp(begin / 1000, UTC).date()}
         row |= {"events": len(events), "owners": len({each["owner"] for each in granted})}
         row |= {name: sum(isinstance(each, kind) for each in events) for name, kind in COUNTED.items()}
-        row |= {f"wait_p{share}_ms": percentile(waits, share) for share in (50, 95)}
-        row |= {f"work_p{share}_ms": percentile(works, share) for share in (50, 95)}
+        row |= {f"wait_p{share}_ms": percentile(_rounded(waits, 7), share) for share in (50, 95)}
+        row |= {f"work_p{share}_ms": percentile(_rounded(works, 7), share) for share in (50, 95)}
+        row |= _by_what_they_share(granted, _in(leases, "ended_at", begin, DAY_MS))
         rows.append(row)
     return rows
+
+
+def _by_what_they_share(granted: Sequence[Row], ended: Sequence[Row]) -> Row:
+    """What the next run adds to."""
+    owners = sorted({each["owner"] for each in (*granted, *ended) if each["owner"] is not None})
+    ran_out = Counter(
+        f"{each['resource_type']}/{each['resource_id']}"
+        for each in ended
+        if each["outcome"] == "expired" and each["resource_id"] is not None
+    )
+
+    def window(lease: Row) -> datetime:
+        return datetime.fromtimestamp(lease["ended_at"] // WINDOW_MS * WINDOW_MS / 1000, UTC)
+
+    def bad(chosen: Iterable[Row]) -> int:
+        return sum(each["outcome"] in ("failed", "expired") for each in chosen)
+
+    by_peer = [
+        {
+            "peer": owner,
+            "granted": sum(each["owner"] == owner for each in granted),
+            "ended": sum(each["owner"] == owner for each in ended),
+            "bad": bad(each for each in ended if each["owner"] == owner),
+        }
+        for owner in owners
+    ]
+    by_window = [
+        {
+            "at": at,
+            "ended": sum(window(each) == at for each in ended),
+            "bad": bad(each for each in ended if window(each) == at),
+        }
+        for at in sorted(set(map(window, ended)))
+    ]
+    return {
+        "by_peer": by_peer,
+        "by_resource": [{"resource": name, "expired": count} for name, count in sorted(ran_out.items())],
+        "by_window": by_window,
+        "wait_times": _tally(each["wait_ms"] for each in granted),
+        "work_times": _tally(each["work_ms"] for each in ended),
+    }
+
+
+def _tally(values: Iterable[int | None]) -> list[Row]:
+    counted = Counter(_rounded(values, 7))
+    return [{"ms": ms, "leases": counted[ms]} for ms in sorted(counted)]
+
+
+def health_rows(log: Recorded) -> list[Row]:
+    """The leases of each resource, looked at in the order of their grants."""
+    rows = []
+    leases = sorted(Plain(log.shard, log.events).leases.values(), key=lambda each: each["fence"])
+    of_resource: dict[tuple[str, str], list[Row]] = {}
+    for each in leases:
+        if each["resource_type"] is not None:
+            of_resource.setdefault((each["resource_type"], each["resource_id"]), []).append(each)
+    for (kind, name), mine in of_resource.items():
+        ended = [each for each in mine if each["outcome"] is not None]
+        completed = [each for each in mine if each["outcome"] == "completed"]
+        others = [each for each in ended if each["outcome"] != "expired"]
+        good, other = (max((each["fence"] for each in some), default=0) for some in (completed, others))
+        failures = [
+            each["fence"] for each in ended if each["outcome"] in ("failed", "expired") and each["fence"] > good
+        ]
+        expiries = [each["fence"] for each in ended if each["outcome"] == "expired" and each["fence"] > other]
+        works = _rounded((each["work_ms"] for each in completed), 5)
+        names = sorted({each["owner"] for each in mine if each["owner"] is not None})
+        row: Row = {"shard": log.shard, "resource_type": kind, "resource_id": name}
+        row |= {"leases": len(mine), "live": len(mine) - len(ended)}
+        row |= {
+            outcome: sum(each["outcome"] == outcome for each in mine)
+            for outcome in ("completed", "failed", "expired", "released", "cancelled")
+        }
+        row |= {"owners": len(names), "owner_names": names}
+        row |= {"failures_in_a_row": len(failures), "expiries_in_a_row": len(expiries)}
+        row |= {"bad_fences": failures, "expired_fences": expiries, "good_fence": good, "other_fence": other}
+        row |= {"last_outcome": ended[-1]["outcome"] if ended else None}
+        row |= {"last_fence": ended[-1]["fence"] if ended else None}
+        last_ended = max((each["ended_at"] for each in ended), default=None)
+        row |= {"last_ended_at": None if last_ended is None else instant(last_ended)}
+        row |= {"work_p95_ms": percentile(works, 95)}
+        counted = Counter(works)
+        row |= {"work_times": [{"ms": ms, "leases": counted[ms]} for ms in sorted(counted)]}
+        bad = "expiring" if len(expiries) >= 3 else "failing" if len(failures) >= 3 else "healthy"
+        row |= {"health": bad if ended else "new"}
+        rows.append(row)
+    return rows
+
+
+def _rounded(values: Iterable[int | None], digits: int) -> list[int]:
+    """Each in the middle of the step it lies in, where it has more binary digits than are kept."""
+    rounded = []
+    for value in values:
+        if value is not None:
+            step = 1 << max(value.bit_length() - digits, 0) if value > 0 else 1
+            rounded.append(value // step * step + step // 2)
+    return rounded
 
 
 def slo_rows(log: Recorded) -> list[Row]:

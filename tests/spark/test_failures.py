@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from omnirelay.errors import InvalidArgument
 from omnirelay.lakehouse.failures import SparkFailed, spark_failures
+from tests.property.strategies import LONG
 from tests.spark.workload import recorded, write_segments
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def test_command_that_spark_fails_says_why_in_one_line(
     assert len(done.stderr.splitlines()) < 15
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *([signal.SIGTERM] if LONG else [])])
 def test_run_that_is_interrupted_amid_spark_ends_at_once_and_says_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omnirelay.lakehouse.gold import resource_health
+from pyspark.sql import functions as F
+
+from omnirelay.lakehouse.formats_delta import DeltaTables
+from omnirelay.lakehouse.gold import GRANTED_NOW, changed_since, resource_health
 from omnirelay.lakehouse.gold_anomalies import anomalies
+from omnirelay.lakehouse.gold_daily import daily
 from omnirelay.lakehouse.gold_windows import Span, slo
+from omnirelay.lakehouse.progress import End
 from omnirelay.lakehouse.tables import BACKPRESSURE, LEASES
 
 if TYPE_CHECKING:
@@ -48,7 +54,8 @@ SPAN = [Span("jobs", START_MS, START_MS + 600_000)]
 
 
 def found(spark: SparkSession, ended: DataFrame, events: DataFrame) -> set[tuple[str, str]]:
-    return {(row.kind, row.subject) for row in anomalies(events, ended, SPAN, None).collect()}
+    days = daily(events, ended.withColumn(GRANTED_NOW, F.lit(True)), SPAN, None)
+    return {(row.kind, row.subject) for row in anomalies(events, days, SPAN, None).collect()}
 
 
 def test_nothing_is_out_of_the_ordinary_when_a_few_leases_fail(spark: SparkSession) -> None:
@@ -70,13 +77,15 @@ def test_each_anomaly_is_found(spark: SparkSession) -> None:
     }
 
 
-def test_overlapping_causes_count_once_and_an_open_one_reaches_to_the_end_of_the_log(spark: SparkSession) -> None:
-    def closed(cause: str, begin: float, end: float | None) -> tuple[Any, ...]:
-        values: dict[str, Any] = dict.fromkeys(BACKPRESSURE.names)
-        until = None if end is None else START + end * MINUTE
-        values |= {"shard": "jobs", "cause": cause, "from_at": START + begin * MINUTE, "until_at": until}
-        return tuple(values[name] for name in BACKPRESSURE.names)
+def closed(cause: str, begin: float, end: float | None, shard: str = "jobs") -> tuple[Any, ...]:
+    """A time of closed intake, in minutes from the start."""
+    values: dict[str, Any] = dict.fromkeys(BACKPRESSURE.names)
+    until = None if end is None else START + end * MINUTE
+    values |= {"shard": shard, "cause": cause, "from_at": START + begin * MINUTE, "until_at": until}
+    return tuple(values[name] for name in BACKPRESSURE.names)
 
+
+def test_overlapping_causes_count_once_and_an_open_one_reaches_to_the_end_of_the_log(spark: SparkSession) -> None:
     times = [closed("pending", 0, 2), closed("sink", 1, 3), closed("sink", 4, 6), closed("disk", 9, None)]
     rows = slo(
         frames(spark, 0, 301, 600),
@@ -91,6 +100,23 @@ def test_overlapping_causes_count_once_and_an_open_one_reaches_to_the_end_of_the
     assert (second.granted, second.ended, second.expiry_rate) == (0, 0, None)
 
 
+def test_times_of_closed_intake_that_were_over_are_not_read_again(few_spark: SparkSession, tmp_path: Path) -> None:
+    store = DeltaTables(few_spark, str(tmp_path / "lake"))
+    files = (
+        [closed("pending", -600, -599), closed("sink", -60, -1)],
+        [closed("sink", 15, 16), closed("sink", 16, None)],
+        [closed("pending", 0, 5, shard="other")],
+        [closed("pending", -600, 1)],
+        [closed("sink", -700, None)],
+    )
+    for number, times in enumerate(files, 1):
+        rows = store.spark.createDataFrame(times, BACKPRESSURE.ddl).coalesce(1)
+        store.append(BACKPRESSURE, rows, {"": End(number)})
+    rows = slo(frames(few_spark, 0, 301, 600), leases(few_spark), store.read(BACKPRESSURE), SPAN, None)
+    assert len(rows.inputFiles()) == 2
+    assert [row.backpressure_share for row in rows.orderBy("window_start").collect()] == [1.0, 1.0, 0.0]
+
+
 def test_a_resource_is_unwell_after_three_in_a_row(spark: SparkSession) -> None:
     ends: list[tuple[str, str, str | None]] = [
         ("ada", "new", None),
@@ -100,10 +126,9 @@ def test_a_resource_is_unwell_after_three_in_a_row(spark: SparkSession) -> None:
     ends += [("bob", "failing", outcome) for outcome in ("completed", "failed", "expired", "failed")]
     ends += [("bob", "expiring", outcome) for outcome in ("failed", "expired", "expired", "expired", None)]
     all_leases = leases(spark, *ends)
-    rows = {row.resource_id: row for row in resource_health(all_leases, all_leases).collect()}
+    found = resource_health(changed_since(all_leases, {}, {"jobs": End(len(ends))}), None)
+    rows = {row.resource_id: row for row in found.collect()}
     assert {name: row.health for name, row in rows.items()} == {
         name: name if name != "well" else "healthy" for name in ("new", "well", "failing", "expiring")
     }
     assert (rows["expiring"].failures_in_a_row, rows["expiring"].expiries_in_a_row, rows["expiring"].live) == (4, 3, 1)
-    only_new = resource_health(all_leases, all_leases.where("resource_id = 'new'")).collect()
-    assert [row.resource_id for row in only_new] == ["new"]

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 from omnirelay.lakehouse.formats_delta import DeltaTables, _bare
 from omnirelay.lakehouse.progress import End
-from omnirelay.lakehouse.silver import from_items_on, of_shards
+from omnirelay.lakehouse.silver import of_shards, open_or_between
 from omnirelay.lakehouse.sizing import PARTITIONS
-from omnirelay.lakehouse.tables import Column, Table
+from omnirelay.lakehouse.tables import ITEMS, Column, Table
 from tests.spark.test_table_stores import NOTES
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ WORK = Table(
     partition=("shard",),
     open="ended_at",
 )
+BY_EVENT = msgspec.structs.replace(WORK, event="item")
+UPTO = {"jobs": End(20)}
 Row = tuple[str, int, int | None]
 
 
@@ -44,10 +48,10 @@ def rows(store: DeltaTables) -> list[Row]:
     return sorted(tuple(row) for row in store.read(WORK).select(*WORK.names).collect())
 
 
-def put(store: DeltaTables, *new: Row, upto: int, shard: str = "jobs") -> None:
-    store.progress(WORK)
+def put(store: DeltaTables, *new: Row, upto: int, shard: str = "jobs", table: Table = WORK) -> None:
+    store.progress(table)
     only = f"{of_shards([shard], 't.')} AND (t.ended_at IS NULL)"
-    store.merge(WORK, store.spark.createDataFrame(new, WORK.ddl), {shard: End(upto)}, only=only)
+    store.merge(table, store.spark.createDataFrame(new, table.ddl), {shard: End(upto)}, only=only)
 
 
 def test_rows_that_are_done_with_are_not_written_again(few_spark: SparkSession, tmp_path: Path) -> None:
@@ -68,6 +72,49 @@ def test_rows_that_are_done_with_are_not_written_again(few_spark: SparkSession, 
     ]
 
 
+def test_rows_that_are_done_with_lie_in_files_by_the_event_that_began_them(
+    few_spark: SparkSession, tmp_path: Path
+) -> None:
+    """So what is asked of the last minutes is found in a few files."""
+    store = store_in(tmp_path, few_spark)
+    store.append(BY_EVENT, store.spark.createDataFrame([("jobs", item, 10) for item in range(1, 20)], WORK.ddl), UPTO)
+    older, newer = sorted(sorted(pq.read_table(file, columns=["item"])["item"].to_pylist()) for file in files(store))
+    assert older + newer == list(range(1, 20))
+    assert len(store.read(WORK).where("item > 15").inputFiles()) == 1
+
+
+def done_items(store: DeltaTables, first: int, last: int) -> DataFrame:
+    """Items that came in one after the other, each with two events, and have ended."""
+    said = {"shard": "'jobs'", "item": "id", "first_sequence": "2 * id", "ended_at": "timestamp_millis(id)"}
+    values = (f"CAST({said.get(each.name, 'NULL')} AS {each.type}) AS {each.name}" for each in ITEMS.columns)
+    return store.spark.range(first, last + 1).selectExpr(*values)
+
+
+def test_items_that_are_done_with_lie_in_files_by_when_they_came_in(few_spark: SparkSession, tmp_path: Path) -> None:
+    """An item that comes back is found in a few files: those of a large load would each span all items."""
+    few_spark.conf.set(PARTITIONS, "4")
+    store = DeltaTables(few_spark, str(tmp_path / "lake"))
+    store.append(ITEMS, done_items(store, 1, 400), {"jobs": End(800)})
+    assert len(store.read(ITEMS).inputFiles()) == 4
+    assert len(store.read(ITEMS).where("item >= 350").inputFiles()) == 1
+
+
+def test_files_from_before_rows_were_put_in_order_are_merged_with(few_spark: SparkSession, tmp_path: Path) -> None:
+    store = store_in(tmp_path, few_spark)
+    put(store, *(("jobs", item, 10) for item in range(1, 20)), ("jobs", 20, None), upto=20)
+    hashed = files(store)
+    new: list[Row] = [("jobs", item, 30) for item in range(21, 40)]
+    put(store, ("jobs", 20, 30), *new, ("jobs", 40, None), upto=40, table=BY_EVENT)
+    assert len(hashed - files(store)) == 1, "only the file of the row that was open"
+    assert rows(store) == [
+        *(("jobs", item, 10) for item in range(1, 20)),
+        ("jobs", 20, 30),
+        *new,
+        ("jobs", 40, None),
+    ]
+    assert len(set(store.read(BY_EVENT).where("item > 35 AND ended_at IS NOT NULL").inputFiles()) - hashed) == 1
+
+
 def test_open_rows_of_other_shards_stay_as_they_are(few_spark: SparkSession, tmp_path: Path) -> None:
     strange = "it's t.007"
     store = store_in(tmp_path, few_spark)
@@ -80,7 +127,7 @@ def test_open_rows_of_other_shards_stay_as_they_are(few_spark: SparkSession, tmp
 
 @pytest.mark.parametrize("shard", ["jobs", "it's t.007", "t.", "\\", "'"])
 def test_a_condition_loses_the_name_of_the_table_and_nothing_else(shard: str) -> None:
-    assert _bare(from_items_on({shard: 7}, "t.")) == from_items_on({shard: 7})
+    assert _bare(open_or_between({shard: (7, 9)}, "t.")) == open_or_between({shard: (7, 9)})
     assert _bare(of_shards([shard], "t.")) == of_shards([shard])
 
 

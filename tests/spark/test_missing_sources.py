@@ -5,7 +5,9 @@ Nothing here starts Spark, and neither do the commands.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +16,15 @@ from typer.testing import CliRunner
 
 from omnirelay.cli.app import app
 from omnirelay.errors import NotFound
-from omnirelay.lakehouse.bronze_source import find_new
-from omnirelay.lakehouse.shards import shards_at
+from omnirelay.lakehouse.bronze_source import find_new, look_at
+from omnirelay.lakehouse.shards import shards_at, shards_of
 from omnirelay.lakehouse.source import LogReader
 from omnirelay.lakehouse.source_options import read_options
 from omnirelay.lakehouse.waiting import waited
 from omnirelay.segments.errors import SegmentsDamaged
+from omnirelay.segments.local import LocalObjectStore
+from omnirelay.segments.store import StoredObject
+from tests.patience import PATIENCE_S
 from tests.segment_logs import SHARD, FrameLog
 from tests.spark.logs import segments_of, write_segments
 
@@ -110,3 +115,35 @@ def test_shard_that_has_lost_its_manifests_is_not_left_out(tmp_path: Path) -> No
     [_, second] = sorted((tmp_path / SHARD / "segments").iterdir())
     second.rename(second.with_name("mine.parquet"))
     assert "looked for SHARD/manifest/*.json below it" in said_of(tmp_path)
+
+
+class Listing(LocalObjectStore):
+    """Says what was listed, and lets nobody have a manifest before several are asked for."""
+
+    def __init__(self, root: Path, waiting: int = 1) -> None:
+        super().__init__(root)
+        self.listed: list[str] = []
+        self.together = asyncio.Barrier(waiting)
+
+    async def list(self, prefix: str, after: str | None = None) -> Sequence[StoredObject]:
+        self.listed.append(prefix)
+        return await super().list(prefix, after)
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        if "/manifest/" in key:
+            await self.together.wait()
+        return await super().get(key, start, end)
+
+
+async def test_a_run_lists_manifests_only_and_reads_those_of_several_shards_at_a_time(tmp_path: Path) -> None:
+    """What a log leaves behind grows with it; how many shards there are should not be waited for one by one."""
+    names = ["a", "b", "c"]
+    await asyncio.to_thread(segments_of, tmp_path / "one", 3, 4)
+    for name in names:
+        shutil.copytree(tmp_path / "one" / SHARD, tmp_path / "all" / name)
+    store = Listing(tmp_path / "all", len(names))
+    assert await shards_of(store) == names
+    assert sorted(store.listed) == [f"{name}/manifest" for name in names]
+    async with asyncio.timeout(PATIENCE_S):
+        plans = await look_at(store, names, {}, tmp_path / "staging")
+    assert [plan.shard for plan in plans] == names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from omnirelay.errors import InvalidArgument
+from omnirelay.lakehouse.columns import spark_schema
 from omnirelay.lakehouse.formats import open_tables
 from omnirelay.lakehouse.tables import TABLES, reference
 from tests.property.strategies import LONG
@@ -126,3 +128,5 @@ def test_tables_are_made_of_segments_in_a_bucket(s3: S3Server, tmp_path: Path) -
 def test_the_page_of_tables_is_what_the_schemas_say() -> None:
     assert (DOCS / "tables.md").read_text() == reference(), "write it anew: python -m omnirelay.lakehouse.tables"
     assert all(column.meaning for table in TABLES for column in table.columns)
+    bronze = reference().partition("## bronze.events")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \| [A-Z]+ \| \S", bronze, re.MULTILINE) == [*spark_schema().names, "date"]

@@ -22,7 +22,7 @@ from omnirelay.lakehouse.pipeline import Pipeline, Summary
 from omnirelay.lakehouse.progress import End, Progress
 from omnirelay.lakehouse.sizing import Suited
 from omnirelay.lakehouse.steps import Steps
-from omnirelay.lakehouse.tables import BACKPRESSURE, EVENTS, GOLD, LEASES, SILVER, SLO, Table
+from omnirelay.lakehouse.tables import ANOMALIES, BACKPRESSURE, DAILY, EVENTS, GOLD, LEASES, SILVER, SLO, Table
 from tests.property.strategies import profile
 
 MADE = (*SILVER, *GOLD)
@@ -42,6 +42,10 @@ class Fold(msgspec.Struct, frozen=True):
     after: int
     upto: int
     seen: dict[str, int]
+
+
+class Shape(msgspec.Struct, frozen=True):
+    columns: Sequence[str]
 
 
 class Warehouse:
@@ -135,6 +139,10 @@ class Places:
         self.turns.pause(f"read {table.name}")
         found = self._bases[table] = self.warehouse.at[table]
         return found
+
+    def read(self, table: Table) -> Shape:
+        """Only which columns it has is asked of it here."""
+        return Shape(table.names)
 
     def seen_for(self, table: Table) -> dict[str, int]:
         self.turns.pause(f"fold {table.name}")
@@ -240,8 +248,9 @@ def test_tables_that_are_changed_at_once_are_folded_from_where_the_others_are(be
         Sharing(places, "segments", "lake").run()
     assert_each_folded_once(warehouse)
     assert len(places.threads) > 1
-    slo = warehouse.folds[SLO]
+    slo, anomalies = warehouse.folds[SLO], warehouse.folds[ANOMALIES]
     assert all(fold.seen[BACKPRESSURE.name] == fold.upto for fold in slo), "slo reads the times of closed intake"
+    assert all(fold.seen[DAILY.name] == fold.upto for fold in anomalies), "anomalies read the leases of the days"
 
 
 def assert_each_folded_once(warehouse: Warehouse) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import msgspec
 import polars
 import pytest
 from deltalake import DeltaTable
@@ -15,8 +16,11 @@ from deltalake import DeltaTable
 from omnirelay.errors import DataLoss, InvalidArgument, OmniRelayError
 from omnirelay.lakehouse.errors import SparkUnusable
 from omnirelay.lakehouse.formats import open_tables
+from omnirelay.lakehouse.gold import changed_since
 from omnirelay.lakehouse.pipeline import Pipeline
+from omnirelay.lakehouse.progress import Progress
 from omnirelay.lakehouse.segment_files import read_segments
+from omnirelay.lakehouse.sizing import FEW_EVENTS
 from omnirelay.lakehouse.tables import (
     BACKPRESSURE,
     DAILY,
@@ -25,6 +29,7 @@ from omnirelay.lakehouse.tables import (
     LEASES,
     LINEAGE,
     PEERS,
+    RESOURCE_HEALTH,
     SILVER,
     SLO,
     TABLES,
@@ -33,7 +38,7 @@ from omnirelay.lakehouse.tables import (
 from tests.property.strategies import LONG
 from tests.spark.pipeline_process import EVERY, in_order, rows_in
 from tests.spark.plain import Plain
-from tests.spark.plain_gold import daily_rows, lineage_rows, slo_rows
+from tests.spark.plain_gold import daily_rows, health_rows, lineage_rows, slo_rows
 from tests.spark.plain_intervals import backpressure_rows, peer_rows
 from tests.spark.workload import Recorded, recorded, write_segments
 
@@ -136,7 +141,9 @@ def test_peers_and_backpressure_are_what_a_plain_loop_over_the_events_makes_of_t
     assert_holds(clean, BACKPRESSURE, closed)
 
 
-@pytest.mark.parametrize(("table", "rows"), [(LINEAGE, lineage_rows), (SLO, slo_rows), (DAILY, daily_rows)])
+@pytest.mark.parametrize(
+    ("table", "rows"), [(LINEAGE, lineage_rows), (SLO, slo_rows), (RESOURCE_HEALTH, health_rows), (DAILY, daily_rows)]
+)
 def test_gold_is_what_plain_loops_over_the_events_make_of_it(
     clean: Pipeline, logs: list[Recorded], table: Table, rows: Callable[[Recorded], Rows]
 ) -> None:
@@ -202,6 +209,47 @@ def test_few_new_events_among_many_end_in_the_same_tables(
         pipeline.run()
     pipeline = Pipeline(whole_spark, str(segments), warehouse, few_events=new)
     assert len(pipeline.run().steps) == len(EVERY) - 2
+    assert_same_tables(pipeline, clean)
+
+
+@pytest.mark.skipif(not LONG, reason="every table of two runs, one by one: make spark-test")
+def test_leases_that_had_ended_are_not_read_again(
+    whole_spark: SparkSession, logs: list[Recorded], tmp_path: Path
+) -> None:
+    """What gold adds to its rows comes from leases that were granted or live since, however many had ended."""
+    segments, jobs = tmp_path / "segments", logs[0]
+
+    def run() -> Progress:
+        pipeline = Pipeline(whole_spark, str(segments), str(tmp_path / "warehouse"), few_events=0)
+        pipeline.run()
+        return pipeline.tables.progress(LEASES)
+
+    write_segments(segments, jobs, last=-40)
+    after = run()
+    tables = open_tables(whole_spark, str(tmp_path / "warehouse"), "delta")
+    ended = set(tables.read(LEASES).where("ended_at IS NOT NULL").inputFiles())
+    write_segments(segments, jobs, first=-40)
+    read = changed_since(tables.read(LEASES), after, run()).inputFiles()
+    assert ended
+    assert read
+    assert ended.isdisjoint(read)
+
+
+@pytest.mark.parametrize("few_events", [0, FEW_EVENTS])
+def test_gold_that_was_made_before_rows_held_what_is_added_to_is_made_anew(
+    clean: Pipeline, whole_spark: SparkSession, logs: list[Recorded], tmp_path: Path, few_events: int
+) -> None:
+    segments = Path(clean.tables.warehouse).parent / "segments"
+    shutil.copytree(clean.tables.warehouse, tmp_path / "lake")
+    pipeline = Pipeline(whole_spark, str(segments), str(tmp_path / "lake"), few_events=few_events)
+    for table in (DAILY, RESOURCE_HEALTH):
+        place = pipeline.tables.progress(table)
+        last = next(number for number, column in enumerate(table.columns) if column.type.startswith("ARRAY"))
+        before = msgspec.structs.replace(table, columns=table.columns[:last])
+        rows = pipeline.tables.read(table).select(*before.names).localCheckpoint()
+        pipeline.tables.drop(table)
+        pipeline.tables.append(before, rows, place)
+    assert {step.table for step in pipeline.run().steps} == {"gold.daily", "gold.resource_health"}
     assert_same_tables(pipeline, clean)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,13 @@ import pytest
 
 from omnirelay.lakehouse.formats_delta import DeltaTables
 from omnirelay.lakehouse.formats_iceberg import _renamed
+from omnirelay.lakehouse.gold_windows import news_of
 from omnirelay.lakehouse.progress import End
-from omnirelay.lakehouse.silver import CHANGES_DDL, CHANGES_NAMES, from_items_on, oldest_items
+from omnirelay.lakehouse.silver import CHANGES_DDL, CHANGES_NAMES, items_coming_back, open_or_between
 from omnirelay.lakehouse.tables import Column, Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 STRANGE = "it's t.1 \\ or 'so"
 KEPT = Table(
@@ -22,27 +24,69 @@ KEPT = Table(
     name="kept",
     meaning="an item",
     keys=("shard", "item"),
-    columns=(Column("shard", "STRING", ""), Column("item", "BIGINT", "")),
+    columns=(Column("shard", "STRING", ""), Column("item", "BIGINT", ""), Column("ended_at", "BIGINT", "")),
 )
 
 
-def test_items_of_other_shards_are_not_looked_at(spark: SparkSession, tmp_path: Path) -> None:
-    """Every shard counts from 1: a new one must not make a run read all items that there are."""
-    store = DeltaTables(spark, str(tmp_path / "lake"))
-    for number, shard in enumerate(("jobs", STRANGE), 1):
-        rows = store.spark.createDataFrame([(shard, item) for item in range(1, 6)], KEPT.ddl).coalesce(1)
-        store.append(KEPT, rows, {"": End(number)})
-    named = [(STRANGE, 4), (STRANGE, 3), ("new", 1), ("new", None)]
-    values = [tuple({"shard": shard, "item": item}.get(name) for name in CHANGES_NAMES) for shard, item in named]
-    oldest = oldest_items(store.spark.createDataFrame(values, CHANGES_DDL))
-    assert oldest == {STRANGE: 3, "new": 1}
-    chosen = store.read(KEPT).where(from_items_on(oldest))
-    assert sorted(tuple(row) for row in chosen.collect()) == [(STRANGE, 3), (STRANGE, 4), (STRANGE, 5)]
-    assert (len(chosen.inputFiles()), len(store.read(KEPT).inputFiles())) == (1, 2)
-    assert store.read(KEPT).where(from_items_on({})).collect() == []
+def changes(spark: SparkSession, *named: tuple[str, int | None, str]) -> DataFrame:
+    """Events of items: shard, item and type."""
+    values = [
+        tuple({"shard": shard, "item": item, "kind": kind}.get(name) for name in CHANGES_NAMES)
+        for shard, item, kind in named
+    ]
+    return spark.createDataFrame(values, CHANGES_DDL)
+
+
+def test_only_events_that_bring_items_back_say_which_had_ended(few_spark: SparkSession) -> None:
+    """A sign of life of an item from long ago must not make a run read all items behind it."""
+    found = items_coming_back(
+        changes(
+            few_spark,
+            ("jobs", 1, "Heartbeat"),
+            ("jobs", 40, "Redriven"),
+            ("jobs", 7, "DeadLetterEdited"),
+            ("jobs", 90, "Enqueue"),
+            ("jobs", None, "Redriven"),
+            (STRANGE, 3, "RestoreSnapshot"),
+            ("new", 1, "Enqueue"),
+        )
+    )
+    assert found == {"jobs": (7, 40), STRANGE: (3, 3)}
+
+
+def test_items_are_looked_at_where_some_come_back_and_while_they_are_open(
+    few_spark: SparkSession, tmp_path: Path
+) -> None:
+    """Every shard counts from 1: what comes back in one must not make a run read the items of another."""
+    store = DeltaTables(few_spark, str(tmp_path / "lake"))
+    number = 0
+    for shard in ("jobs", STRANGE):
+        for items in ((1, 2), (3, 4), (5, 6)):
+            number += 1
+            rows = [(shard, item, 10) for item in items]
+            store.append(KEPT, store.spark.createDataFrame(rows, KEPT.ddl).coalesce(1), {"": End(number)})
+    store.append(KEPT, store.spark.createDataFrame([("jobs", 7, None)], KEPT.ddl), {"": End(number + 1)})
+
+    def looked_at(back: dict[str, tuple[int, int]]) -> tuple[list[tuple[str, int]], int]:
+        chosen = store.read(KEPT).where(open_or_between(back))
+        return sorted((row.shard, row.item) for row in chosen.collect()), len(chosen.inputFiles())
+
+    assert len(store.read(KEPT).inputFiles()) == 7
+    assert looked_at({STRANGE: (5, 6)}) == ([(STRANGE, 5), (STRANGE, 6), ("jobs", 7)], 2)
+    assert looked_at({}) == ([("jobs", 7)], 1)
+
+
+def test_the_last_event_that_was_there_before_is_not_among_the_new_ones(few_spark: SparkSession) -> None:
+    """It says when the last window began; what it brought back is in the tables."""
+    at = datetime(2026, 3, 1, tzinfo=UTC)
+    values = [("jobs", 5, "Redriven", at), ("jobs", 6, "Enqueue", at + timedelta(1)), ("new", 1, "Heartbeat", at)]
+    events = few_spark.createDataFrame(values, "shard STRING, sequence BIGINT, event_type STRING, timestamp TIMESTAMP")
+    news = news_of(events, {"jobs": End(5)})
+    assert news.kinds == {"Enqueue", "Heartbeat"}
+    assert [span.last_ms - span.first_ms for span in news.spans] == [86_400_000, 0]
 
 
 @pytest.mark.parametrize("shard", ["jobs", STRANGE, "t.", "\\", "'"])
 def test_only_the_name_of_the_table_is_replaced_in_a_condition(shard: str) -> None:
-    condition = from_items_on({shard: 7}, "t.")
-    assert _renamed(condition, "branch") == from_items_on({shard: 7}, "branch.")
+    condition = open_or_between({shard: (7, 9)}, "t.")
+    assert _renamed(condition, "branch") == open_or_between({shard: (7, 9)}, "branch.")

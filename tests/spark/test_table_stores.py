@@ -15,7 +15,7 @@ from omnirelay.lakehouse.formats import TableOvertaken, TableStore, open_tables
 from omnirelay.lakehouse.formats_delta import DeltaTables
 from omnirelay.lakehouse.formats_parquet import ParquetTables
 from omnirelay.lakehouse.progress import NOTHING, End, Progress
-from omnirelay.lakehouse.sizing import Sizing
+from omnirelay.lakehouse.sizing import PARTITIONS, Sizing, Suited
 from omnirelay.lakehouse.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -171,3 +171,26 @@ def test_a_session_is_given_back_as_it_was(spark: SparkSession) -> None:
 def test_iceberg_is_refused_on_a_spark_that_it_is_not_made_for(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(SparkUnusable, match=r"no Iceberg for Spark 4\.2.* pip install 'omnirelay\[iceberg\]'"):
         open_tables(spark, str(tmp_path), "iceberg")
+
+
+def test_new_events_are_few_beyond_what_tables_with_few_hold(spark: SparkSession) -> None:
+    sizing = Sizing(spark, few_events=100)
+    assert sizing.suit(100, 100) == Suited(few=True, few_new=True)
+    assert sizing.suit(101, 1) == Suited(few=False, few_new=True)
+    assert sizing.suit(1_000, 300) == Suited(few=False, few_new=True)
+    assert sizing.suit(1_000, 301) == Suited()
+    assert sizing.suit(1_000) == Suited()
+
+
+def test_a_run_is_cut_into_parts_by_what_is_new(spark: SparkSession) -> None:
+    """Each part becomes a file: a long log must not get hundreds of small ones with every run."""
+    sizing = Sizing(spark)
+
+    def parts(events: int, new: int | None = None) -> int:
+        assert sizing.suit(events, new) == Suited()
+        return int(spark.conf.get(PARTITIONS) or 0)
+
+    given = int(spark.conf.get(PARTITIONS) or 0)
+    assert parts(100_000_000, 500_000) == max(given, 2)
+    assert parts(100_000_000, 50_000_000) == 200
+    assert parts(100_000_000) == 400

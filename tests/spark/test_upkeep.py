@@ -45,6 +45,7 @@ def test_stores_without_tables_are_refused(spark: SparkSession, tmp_path: Path) 
         upkeep.vacuum(store)
 
 
+@pytest.mark.skipif(not LONG, reason="Delta takes long to look for files: make spark-test")
 def test_vacuum_says_nothing_but_how_many_tables(spark: SparkSession, tmp_path: Path) -> None:
     store = open_tables(spark, str(tmp_path / "lake"), "delta")
     store.append(QUARANTINE, store.spark.createDataFrame([], QUARANTINE.ddl), {"": End(1)})

@@ -4,19 +4,19 @@
     manifests ──────┤                                                         └─▶ sql    over what is left of them
                     └─ replay   a task per shard
 
-The replay of a shard is one long task, so it begins first and the others run beside it.
+The replay of a shard is one long task, so it is the first of one job, and others run beside it. Whether frames continue
+the chain SQL asks of the files themselves, as soon as it is planned.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar, get_args
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from omnirelay.lakehouse.audit_digests import Known
 from omnirelay.lakehouse.audit_lease_ids import buckets_for, suspected
@@ -34,8 +34,9 @@ from omnirelay.lakehouse.audit_rules import (
     results,
 )
 from omnirelay.lakehouse.audit_sql_left import ClearedSegments
-from omnirelay.lakehouse.audit_staging import staged
-from omnirelay.lakehouse.audit_tasks import Options, ReplayDone, ReplayWork, SegmentDone, SegmentWork, tasks
+from omnirelay.lakehouse.audit_staging import are_read_in_place, staged
+from omnirelay.lakehouse.audit_tasks import AuditWork, Options, ReplayDone, ReplayWork, SegmentDone, SegmentWork, tasks
+from omnirelay.lakehouse.failures import spark_errors
 from omnirelay.lakehouse.sizing import Sizing
 
 T = TypeVar("T")
@@ -123,9 +124,7 @@ class Audit:
             Sizing(self._spark).suited(events),
             ThreadPoolExecutor(1, thread_name_prefix="omnirelay-audit") as pool,
         ):
-            replaying = pool.submit(self._replayed)
-            files, sql = self._files_and_sql()
-            replayed = replaying.result()
+            files, replayed, sql = self._opinions(pool.submit(self._broken_chains))
         opined = [*self._found, *files, *(each.opined for each in replayed), *sql.opined]
         opined += self._compared(replayed, sql)
         unseen = list(self._unseen({each.replayed.shard: each.replayed for each in replayed}, sql, files))
@@ -140,36 +139,59 @@ class Audit:
 
     # -- the opinions --------------------------------------------------------------------------
 
-    def _files_and_sql(self) -> tuple[list[Opined], SqlResult]:
-        """One read of each segment serves both: the task that checks a file also clears most of its items for SQL."""
+    def _opinions(self, broken: Future[set[str] | None]) -> tuple[list[Opined], list[ReplayDone], SqlResult]:
+        """One read of each segment serves files and SQL: the task that checks a file clears most of its items."""
+        if not self._plans:
+            return [], [], self._sql([], None, broken)
         places = [(number, at) for number, plan in enumerate(self._plans) for at in range(len(plan.entries))]
-        if not places:
-            return [], self._sql([], None)
         buckets = buckets_for(sum(entry.events for plan in self._plans for entry in plan.entries))
-        work = SegmentWork(self._address, self._options, self._plans, places, buckets)
-        rows = tasks(self._spark, len(places), work).persist()
+        rows = tasks(
+            self._spark,
+            AuditWork(
+                ReplayWork(self._address, self._options, self._plans, dict(self._known)),
+                SegmentWork(self._address, self._options, self._plans, places, buckets),
+            ),
+        ).persist()
         try:
-            done = _collected(rows.where("done IS NOT NULL").select("done"), SegmentDone)
-            self._report(f"files: {len(places)} segments read")
+            # Marks of the first bucket come along: there is but one for millions of events.
+            wanted = rows.where("replayed IS NOT NULL OR done IS NOT NULL OR bucket = 0")
+            told = wanted.select("replayed", "done", "shard", "marks").collect()
+            replayed = [_read(row["replayed"], ReplayDone) for row in told if row["replayed"] is not None]
+            done = [_read(row["done"], SegmentDone) for row in told if row["done"] is not None]
+            events = sum(each.replayed.events for each in replayed)
+            self._report(f"replay: {events} events; files: {len(places)} segments read")
+            files = [each.opined for each in done]
+            if not places:
+                return files, replayed, self._sql(files, None, broken)
             cleared = {(each.opined.shard, each.opined.place): each.cleared for each in done}
             of_shards = {
                 plan.shard: [cleared[plan.shard, at] for at in range(len(plan.entries))] for plan in self._plans
             }
-            files = [each.opined for each in done]
-            shared = suspected(rows, buckets) | {each.opined.shard for each in done if not each.marked}
-            return files, self._sql(files, ClearedSegments(of_shards, rows, frozenset(shared)))
+            marked = [row for row in told if row["marks"] is not None]
+            shared = suspected(marked, rows, buckets) | {each.opined.shard for each in done if not each.marked}
+            sql = self._sql(files, ClearedSegments(of_shards, rows, frozenset(shared)), broken)
+            return files, replayed, sql
         finally:
             rows.unpersist()
 
-    def _replayed(self) -> list[ReplayDone]:
-        if not self._plans:
-            return []
-        work = ReplayWork(self._address, self._options, self._plans, dict(self._known))
-        done = _collected(tasks(self._spark, len(self._plans), work), ReplayDone)
-        self._report(f"replay: {sum(each.replayed.events for each in done)} events")
-        return done
+    def _broken_chains(self) -> set[str] | None:
+        """What SQL finds of all segments that are listed, while others read them; None when it has to ask later, of
+        those that turn out to be readable.
+        """
+        plans = {plan.shard: plan for plan in self._plans}
+        entries = {plan.shard: plan.entries for plan in self._plans}
+        if not are_read_in_place(self._spark, self._address, entries):
+            return None
+        # Settings of a session suit one size at a time, and others are suited meanwhile.
+        spark = self._spark.newSession()
+        try:
+            return SqlOpinion(spark, self._address, plans, entries, {}, self._report).broken_chains()
+        except spark_errors():
+            return None
 
-    def _sql(self, files: Collection[Opined], segments: ClearedSegments | None) -> SqlResult:
+    def _sql(
+        self, files: Collection[Opined], segments: ClearedSegments | None, broken: Future[set[str] | None]
+    ) -> SqlResult:
         usable = {(each.shard, each.place): each.usable for each in files}
         entries = {
             plan.shard: readable(plan, [usable[plan.shard, at] for at in range(len(plan.entries))])
@@ -177,7 +199,9 @@ class Audit:
         }
         plans = {plan.shard: plan for plan in self._plans}
         with staged(self._spark, self._address, self._options, entries) as elsewhere:
-            return SqlOpinion(self._spark, self._address, plans, entries, elsewhere, self._report, segments).run()
+            return SqlOpinion(
+                self._spark, self._address, plans, entries, elsewhere, self._report, segments, broken.result
+            ).run()
 
     # -- together ------------------------------------------------------------------------------
 
@@ -264,9 +288,8 @@ class Audit:
         ]
 
 
-def _collected(rows: DataFrame, kind: type[T]) -> list[T]:
-    read = partial(msgspec.json.decode, type=kind)
-    return [read(row["done"]) for row in rows.collect()]
+def _read(text: str, kind: type[T]) -> T:
+    return msgspec.json.decode(text, type=kind)
 
 
 def as_plain(report: Report) -> dict[str, Any]:

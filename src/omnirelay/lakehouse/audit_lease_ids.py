@@ -7,6 +7,7 @@ themselves, and names the grants. So an id that came twice cannot be missed, and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
 Marks: TypeAlias = npt.NDArray[np.uint64]
 
@@ -79,12 +80,15 @@ def _of_uuids(ids: pa.StringArray) -> Marks:
     return (mixed ^ (mixed >> _SHIFT)) * _ODD
 
 
-def suspected(rows: DataFrame, buckets: int) -> set[str]:
-    """The shards in which two grants may share a lease id. `rows` have `MARKS` of segments, and `shard`."""
+def suspected(first: Sequence[Row], rows: DataFrame, buckets: int) -> set[str]:
+    """The shards in which two grants may share a lease id. `rows` have `MARKS` of segments, and `shard`; `first` are
+    those of the first bucket.
+    """
     found: set[str] = set()
     for number in range(buckets):
         of_shards: dict[str, list[Any]] = {}
-        for row in rows.where(f"bucket = {number}").select("shard", "marks").collect():
+        in_bucket = first if number == 0 else rows.where(f"bucket = {number}").select("shard", "marks").collect()
+        for row in in_bucket:
             of_shards.setdefault(row["shard"], []).append(np.frombuffer(row["marks"], np.uint64))
         for shard, parts in of_shards.items():
             marks = np.sort(np.concatenate(parts))

@@ -16,6 +16,7 @@ from operator import or_
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
@@ -31,15 +32,24 @@ from omnirelay.lakehouse.sizing import PARTITIONS, Sizing
 from omnirelay.segments.manifest import Entry, segment_key
 from omnirelay.segments.segment import format_of
 
-_SHARDS: Final = (
-    "shard STRING, whole BOOLEAN, first BIGINT, cut BOOLEAN, anchor BIGINT, anchor_generation BIGINT,"
-    " begin_chain BINARY, end_ms BIGINT, leader BIGINT, shift_ms BIGINT, enqueued_from BIGINT"
+_BEGUN: Final = pa.schema({"shard": pa.string(), "anchor": pa.int64(), "anchor_generation": pa.int64()})
+_LINKED: Final = pa.schema({"shard": pa.string(), "first": pa.int64(), "begin_chain": pa.binary()})
+_SHARDS: Final = pa.schema(
+    {
+        "shard": pa.string(),
+        "whole": pa.bool_(),
+        "cut": pa.bool_(),
+        **{field.name: field.type for schema in (_BEGUN, _LINKED) for field in schema},
+        **dict.fromkeys(("end_ms", "leader", "shift_ms", "enqueued_from"), pa.int64()),
+    }
 )
 _CHANGES: Final = ("OptionsChanged", "LeaderElected")
 _FEWER: Final = 16
 """One part in so many of the partitions that all events take is enough for a row per piece, or per frame."""
 _QUICK_EVENTS: Final = 40
 """Events that are passed over, in a look at frames alone, in the time that following one takes."""
+_FEW_FRAMES: Final = 2_000
+"""For more it pays to have code made: without, every look at the bytes of a frame copies them."""
 _read_options = msgspec.json.Decoder(QueueOptions).decode
 
 
@@ -60,6 +70,10 @@ class _Known(msgspec.Struct, frozen=True):
     pieces: int
     span: tuple[int, int] | None
     """The numbers between which something may be out of line."""
+
+
+def _unasked() -> None:
+    """Nobody asked before."""
 
 
 def readable(plan: ShardPlan, usable: Sequence[bool]) -> tuple[Entry, ...]:
@@ -86,10 +100,12 @@ class SqlOpinion:
         staged: Mapping[str, str],
         report: Callable[[str], None],
         segments: ClearedSegments | None = None,
+        broken: Callable[[], Collection[str] | None] = _unasked,
     ) -> None:
         """`staged` are the addresses of segments that are read from elsewhere, by their keys.
 
-        Without `segments`, in which most items are cleared already, every event is asked for.
+        Without `segments`, in which most items are cleared already, every event is asked for. `broken` says what
+        `broken_chains` came to when all segments were asked for before; None when they were not.
         """
         self._spark = spark
         self._address = address
@@ -99,6 +115,7 @@ class SqlOpinion:
         self._entries: dict[str, Sequence[Entry]] = {}
         self._report = report
         self._segments = segments
+        self._broken = broken
         for shard, plan in plans.items():
             if any(format_of(self._uri(shard, entry)) != "parquet" for entry in entries[shard]):
                 self._remarks[shard] = "not read with SQL: some of its segments are lines, and Spark is not here"
@@ -151,11 +168,12 @@ class SqlOpinion:
             Sizing(self._spark).suited(max(rows, events // _QUICK_EVENTS)),
             ThreadPoolExecutor(1, thread_name_prefix="omnirelay-audit-chain") as pool,
         ):
-            broken = pool.submit(self._off_chain, list(cleared), shards, frames)
-            found = totals(self._together(left), shards, history)
+            asking = pool.submit(self._broken_among, list(cleared), frames)
+            found = totals(self._together(left), shards, history, self._together)
             self._report("sql: what is left of items followed")
-            wrong = broken.result() | {
-                shard for shard, each in cleared.items() if not is_in_order(each, found.get(shard))
+            broken = asking.result()
+            wrong = {
+                shard for shard, each in cleared.items() if shard in broken or not is_in_order(each, found.get(shard))
             }
         return {
             shard: {
@@ -167,10 +185,22 @@ class SqlOpinion:
             if shard not in wrong
         }
 
-    def _off_chain(self, chosen: Collection[str], shards: DataFrame, frames: int) -> set[str]:
-        """The shards in which a frame does not continue the chain."""
-        broken = audit_sql_frames.off_chain(self._events(chosen), shards, frames)
-        found = {row["shard"] for row in broken.select("shard").distinct().collect()}
+    def broken_chains(self) -> set[str]:
+        """The shards in which a frame does not continue the chain; of nothing else is asked."""
+        if not self._plans:
+            return set()
+        frames = sum(entry.frames for shard in self._plans for entry in self._entries[shard])
+        with Sizing(self._spark, _FEW_FRAMES).suited(frames):
+            return self._off_chain(self._plans, frames)
+
+    def _broken_among(self, chosen: Collection[str], frames: int) -> Collection[str]:
+        asked = self._broken()
+        return self._off_chain(chosen, frames) if asked is None else asked
+
+    def _off_chain(self, chosen: Collection[str], frames: int) -> set[str]:
+        linked = [(shard, self._plans[shard].first, self._plans[shard].begin_chain) for shard in chosen]
+        broken = audit_sql_frames.off_chain(self._events(chosen), self._few(linked, _LINKED), frames)
+        found = {row["shard"] for row in broken.select("shard").collect()}
         self._report("sql: chains asked for")
         return found
 
@@ -226,8 +256,12 @@ class SqlOpinion:
         return events
 
     def _together(self, rows: DataFrame) -> DataFrame:
-        """Few rows of many events in few partitions: what is kept stays in as many tasks as it was made by."""
-        return rows.coalesce(max(2, int(self._spark.conf.get(PARTITIONS) or 1) // _FEWER))
+        """Few rows of many events in few partitions: what is kept stays in as many tasks as it was made by.
+
+        In a single one, when there are few events, they need not be brought together by anything that is asked.
+        """
+        partitions = int(self._spark.conf.get(PARTITIONS) or 1)
+        return rows.coalesce(max(min(2, partitions), partitions // _FEWER))
 
     def _uri(self, shard: str, entry: Entry) -> str:
         return self._staged.get(segment_key(shard, entry.name)) or segment_uri(self._address, shard, entry)
@@ -238,7 +272,7 @@ class SqlOpinion:
     def _begun(self) -> DataFrame:
         """What the segments of each shard begin behind."""
         values = [(shard, plan.anchor.sequence, plan.anchor.generation) for shard, plan in self._plans.items()]
-        return self._spark.createDataFrame(values, "shard STRING, anchor BIGINT, anchor_generation BIGINT")
+        return self._few(values, _BEGUN)
 
     def _known(self, pieces: DataFrame) -> _Known:
         of_shards = pieces.groupBy("shard").agg(
@@ -280,10 +314,15 @@ class SqlOpinion:
             takeovers = [each for each in changes.get(shard, ()) if each.options is None]
             leader = takeovers[-1].sequence if takeovers else 0
             shift = sum(max(each.ms or 0, 0) for each in takeovers)
-            before = (plan.anchor.sequence, plan.anchor.generation, plan.begin_chain)
+            before = (plan.anchor.sequence, plan.anchor.generation, plan.first, plan.begin_chain)
             behind = (end_ms.get(shard), leader, shift, (enqueued or {}).get(shard))
-            values.append((shard, plan.whole, plan.first, self._cut(plan), *before, *behind))
-        return self._spark.createDataFrame(values, _SHARDS)
+            values.append((shard, plan.whole, self._cut(plan), *before, *behind))
+        return self._few(values, _SHARDS)
+
+    def _few(self, values: Sequence[tuple[Any, ...]], schema: pa.Schema) -> DataFrame:
+        """Rows that are part of the query itself. Of values in a list Spark would make them in Python, in a job."""
+        rows = [dict(zip(schema.names, each, strict=True)) for each in values]
+        return self._spark.createDataFrame(pa.Table.from_pylist(rows, schema=schema))
 
     def _totals(self, frames: DataFrame) -> dict[str, dict[str, Any]]:
         names = ("wrong", "wrong_fence", *STATES.values())

@@ -11,7 +11,7 @@ What was cleared in a segment was so because nothing else is said of the item. T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -57,10 +57,13 @@ def enqueued_from(segments: Sequence[Cleared]) -> int | None:
     return min((each.enqueued[0] for each in segments if each.enqueued is not None), default=None)
 
 
-def totals(left: DataFrame, shards: DataFrame, history: History) -> dict[str, dict[str, Any]]:
+def totals(
+    left: DataFrame, shards: DataFrame, history: History, together: Callable[[DataFrame], DataFrame]
+) -> dict[str, dict[str, Any]]:
     """For each shard: what is wrong with it, 0 when nothing is, and what the items are at the end that were left.
 
-    `shards` has what `followed` and `with_depth` need, and `enqueued_from`.
+    `shards` has what `followed` and `with_depth` need, and `enqueued_from`; `together` puts few rows into few
+    partitions, as `left` is.
     """
     rows = left.where(F.col("item").isNotNull()).select(
         "shard",
@@ -86,7 +89,7 @@ def totals(left: DataFrame, shards: DataFrame, history: History) -> dict[str, di
     )
     summed = ("more_pending", "more_leased", *_SEEN, *_WRONG, *STATES.values())
     frames = (
-        of_left.unionByName(of_cleared, allowMissingColumns=True)
+        together(of_left.unionByName(of_cleared, allowMissingColumns=True))
         .groupBy("shard", "frame_first")
         .agg(*(F.sum(name).alias(name) for name in summed), *(F.max(name).alias(name) for name in _LAST))
         # As when all rows are asked: frames that say nothing of items are not looked at.

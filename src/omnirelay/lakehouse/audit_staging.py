@@ -37,13 +37,7 @@ def staged(
     spark: SparkSession, address: str, options: Mapping[str, Any] | None, entries: Mapping[str, Sequence[Entry]]
 ) -> Iterator[dict[str, str]]:
     """The addresses of segments that were put elsewhere, by their keys; they are gone afterwards."""
-    in_bucket = "://" in address and not address.startswith("file://")
-    keys = {
-        segment_key(shard, entry.name): entry
-        for shard, each in entries.items()
-        for entry in each
-        if in_bucket or format_of(entry.name) != "parquet"
-    }
+    keys = _not_for_spark(address, entries)
     if not keys or not _is_here(spark):
         yield {}
         return
@@ -52,6 +46,21 @@ def staged(
         yield waited(_fetched(address, options, keys, directory))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def are_read_in_place(spark: SparkSession, address: str, entries: Mapping[str, Sequence[Entry]]) -> bool:
+    """Whether Spark, in this process, reads all segments from where they are."""
+    return _is_here(spark) and not _not_for_spark(address, entries)
+
+
+def _not_for_spark(address: str, entries: Mapping[str, Sequence[Entry]]) -> dict[str, Entry]:
+    in_bucket = "://" in address and not address.startswith("file://")
+    return {
+        segment_key(shard, entry.name): entry
+        for shard, each in entries.items()
+        for entry in each
+        if in_bucket or format_of(entry.name) != "parquet"
+    }
 
 
 def _is_here(spark: SparkSession) -> bool:

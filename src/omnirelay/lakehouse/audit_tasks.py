@@ -34,17 +34,18 @@ from omnirelay.segments.store import ObjectStore
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DONE: Final = pa.schema({"done": pa.string()})
-"""What came of a piece of work, as JSON."""
-OF_SEGMENTS: Final = pa.schema(
+_DONE: Final = pa.schema({"done": pa.string()})
+_REPLAYED: Final = pa.schema({"replayed": pa.string()})
+ROWS_OF_TASKS: Final = pa.schema(
     {
+        "replayed": pa.string(),
         "done": pa.string(),
         "shard": pa.string(),
         **{field.name: field.type for schema in (ROWS, FRAMES, MARKS) for field in schema},
     }
 )
-"""What comes of segments: `done` of each, and what is left to SQL: rows of items, with `item`, and frames, with
-`more_pending`; and of the lease ids that were granted there, with `bucket`.
+"""What comes of shards, `replayed`, and of segments: `done` of each, both as JSON, and what is left to SQL. That are
+rows of items, with `item`, and frames, with `more_pending`; and of lease ids that were granted there, with `bucket`.
 """
 _LOOKS: Final = 3
 """How often a manifest is looked at that changes meanwhile."""
@@ -94,7 +95,7 @@ class SegmentWork(msgspec.Struct, frozen=True):
             check.run(waited(self._fetched(plan.shard, entry)))
         except _Replaced:
             replaced = Opined.of(findings, usable=False, place=at, replaced=True)
-            yield padded(_done(SegmentDone(replaced)), OF_SEGMENTS)
+            yield _json(SegmentDone(replaced), _DONE)
             return
         opined = Opined.of(findings, usable=check.usable, place=at)
         cleared, marks = None, None
@@ -103,10 +104,10 @@ class SegmentWork(msgspec.Struct, frozen=True):
             cleared = clear(check.columns, plan.shard, entry.before.sequence, last)
             marks = marks_of_grants(check.columns, last, self.buckets)
         facts = None if cleared is None else cleared[0]
-        yield padded(_done(SegmentDone(opined, facts, marks is not None)), OF_SEGMENTS)
+        yield _json(SegmentDone(opined, facts, marks is not None), _DONE)
         left = () if cleared is None else (cleared[1].rows, cleared[1].frames)
         for rows in (*left, *(() if marks is None else (marks,))):
-            yield padded(rows, OF_SEGMENTS, shard=plan.shard)
+            yield padded(rows, ROWS_OF_TASKS, shard=plan.shard)
 
     async def _fetched(self, shard: str, entry: Entry) -> bytes | None:
         """What the segment holds; None when it is missing. Raises _Replaced when it need not be there any more."""
@@ -151,23 +152,38 @@ class ReplayWork(msgspec.Struct, frozen=True):
         plan = self.plans[number]
         findings = Findings("replay", plan.shard, plan.first, plan.last)
         replayed = asyncio.run(self._replayed(plan, findings))
-        yield _done(ReplayDone(Opined.of(findings), replayed))
+        yield _json(ReplayDone(Opined.of(findings), replayed), _REPLAYED)
 
     async def _replayed(self, plan: ShardPlan, findings: Findings) -> Replayed:
         store = await connect(self.address, self.options, writable=False)
         return await Replay(store, plan, self.known.get(plan.shard), findings).run()
 
 
-def tasks(spark: SparkSession, count: int, work: SegmentWork | ReplayWork) -> DataFrame:
-    """The rows of each number below `count`, made by a task of its own: `DONE`, or `OF_SEGMENTS`."""
+class AuditWork(msgspec.Struct, frozen=True):
+    """All of it. Shards come first: the replay of one takes longer than any segment, and others go on beside it."""
+
+    replay: ReplayWork
+    segments: SegmentWork
+
+    @property
+    def count(self) -> int:
+        return len(self.replay.plans) + len(self.segments.places)
+
+    def run(self, number: int) -> Iterator[pa.RecordBatch]:
+        shards = len(self.replay.plans)
+        return self.replay.run(number) if number < shards else self.segments.run(number - shards)
+
+
+def tasks(spark: SparkSession, work: AuditWork) -> DataFrame:
+    """What comes of the work, as `ROWS_OF_TASKS`, each piece of it made by a task of its own."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    kind = from_arrow_schema(OF_SEGMENTS if isinstance(work, SegmentWork) else DONE)
     # A function of a module and what it is given travel; one that is made here would take its whole module along.
-    return spark.range(0, count, 1, count).mapInArrow(partial(_worked, work), kind)
+    numbers = spark.range(0, work.count, 1, work.count)
+    return numbers.mapInArrow(partial(_worked, work), from_arrow_schema(ROWS_OF_TASKS))
 
 
-def _worked(work: SegmentWork | ReplayWork, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _worked(work: AuditWork, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for number in batch.column(0).to_pylist():
             with _seldom_collected():
@@ -175,8 +191,8 @@ def _worked(work: SegmentWork | ReplayWork, batches: Iterator[pa.RecordBatch]) -
             yield from done
 
 
-def _done(value: SegmentDone | ReplayDone) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([_encode(value).decode()])], schema=DONE)
+def _json(value: SegmentDone | ReplayDone, schema: pa.Schema) -> pa.RecordBatch:
+    return padded(pa.RecordBatch.from_arrays([pa.array([_encode(value).decode()])], schema=schema), ROWS_OF_TASKS)
 
 
 def padded(batch: pa.RecordBatch, schema: pa.Schema, **given: str) -> pa.RecordBatch:
@@ -195,7 +211,7 @@ def _seldom_collected() -> Iterator[None]:
     """Events and states are many objects with hardly a cycle: looking for garbage takes longer than the work."""
     before = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(500_000, 20, 100)
+    gc.set_threshold(5_000_000, 20, 100)
     try:
         yield
     finally:

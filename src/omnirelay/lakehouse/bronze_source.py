@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from omnirelay.errors import LogDamaged, NotFound, Unavailable
 from omnirelay.lakehouse.columns import names_in
 from omnirelay.lakehouse.progress import End, Progress
 from omnirelay.lakehouse.shards import shards_of
+from omnirelay.lakehouse.waiting import side_by_side
 from omnirelay.log.base import Frame
 from omnirelay.log.files import make_directories, write_file
 from omnirelay.segments.connecting import connect
@@ -33,6 +34,8 @@ from omnirelay.segments.threads import in_thread
 
 _AT_ONCE: Final = 4
 """Segments that are in memory at the same time while they are checked."""
+_SHARDS_AT_ONCE: Final = 16
+"""Shards that are looked at at the same time. Of each there is a manifest in memory, which is small."""
 _LOOKS: Final = 3
 """How often a shard is looked at anew when segments vanish because they are being merged."""
 
@@ -94,6 +97,17 @@ async def find_new(
     store = await connect(address, options, writable=False)
     there = await shards_of(store)
     shards = sorted({*there, *(shard for shard in after if shard not in gone)})
+    return await look_at(store, shards, after, staging, progress)
+
+
+async def look_at(
+    store: ObjectStore,
+    shards: Sequence[str],
+    after: Progress,
+    staging: Path,
+    progress: Callable[[int], None] | None = None,
+) -> list[ShardPlan]:
+    """Look at these shards of a store, several at the same time: most have nothing new, and one waits for manifests."""
     checked = 0
 
     def one_more() -> None:
@@ -102,18 +116,28 @@ async def find_new(
         if progress is not None:
             progress(checked)
 
-    return [await _Shard(store, shard, after.get(shard), staging, one_more).plan() for shard in shards]
+    # Of all shards together: what is in memory must not grow with how many there are.
+    checking = asyncio.Semaphore(_AT_ONCE)
+    plans = (_Shard(store, shard, after.get(shard), staging, one_more, checking).plan() for shard in shards)
+    return await side_by_side(plans, _SHARDS_AT_ONCE)
 
 
 class _Shard:
     def __init__(
-        self, store: ObjectStore, shard: str, known: End | None, staging: Path, checked: Callable[[], None]
+        self,
+        store: ObjectStore,
+        shard: str,
+        known: End | None,
+        staging: Path,
+        checked: Callable[[], None],
+        checking: asyncio.Semaphore,
     ) -> None:
         self._store = store
         self._shard = shard
         self._known = known
         self._staging = staging
         self._checked = checked
+        self._checking = checking
 
     async def plan(self) -> ShardPlan:
         for _ in range(_LOOKS - 1):
@@ -135,10 +159,9 @@ class _Shard:
         refused = None
         try:
             manifest, entries = await self._listed(reader, after)
-            limit = asyncio.Semaphore(_AT_ONCE)
 
             async def checked(entry: Entry) -> _Checked | _Stopped:
-                async with limit:
+                async with self._checking:
                     try:
                         return await self._check(manifest, entry)
                     except _Stopped as stop:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from omnirelay.errors import DataLoss, Unimplemented
@@ -134,8 +134,8 @@ class DeltaTables:
     # -- commits -------------------------------------------------------------------------------
 
     def append(self, table: Table, rows: DataFrame, progress: Progress) -> None:
-        with self._committing(table, progress) as app:
-            self._write(table, rows, progress, app, mode="append")
+        with self._committing(table, progress) as base:
+            self._write(table, rows, progress, base, mode="append")
 
     def stay(self, table: Table, progress: Progress) -> None:
         self.append(table, self.spark.createDataFrame([], table.ddl), progress)
@@ -162,12 +162,14 @@ class DeltaTables:
         chosen = both.withColumn("newest", newest).where("newer IS NULL OR newer = newest").drop("newer", "newest")
         self._overwrite(table, chosen, progress, where)
 
-    def _apart(self, table: Table, rows: DataFrame) -> DataFrame:
-        """Rows that may still change in files of their own."""
+    def _apart(self, table: Table, rows: DataFrame, base: Progress, progress: Progress) -> DataFrame:
+        """Rows that may still change in files of their own, others where it can be in files by when they were made."""
         if table.open is None:
             return rows
         parts = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
         done = F.pmod(F.hash(*table.keys), F.lit(parts))
+        if table.event is not None and parts > 1:
+            done = _part_by_event(table.event, parts, base, progress)
         return rows.repartitionById(parts + 1, F.when(F.col(table.open).isNull(), parts).otherwise(done))
 
     def replace(self, table: Table, rows: DataFrame, progress: Progress, *, where: str) -> None:
@@ -180,8 +182,8 @@ class DeltaTables:
         self._overwrite(table, rows, progress, where)
 
     def _overwrite(self, table: Table, rows: DataFrame, progress: Progress, where: str) -> None:
-        with self._committing(table, progress) as app:
-            self._write(table, rows, progress, app, mode="overwrite", where=None if where == EVERYTHING else where)
+        with self._committing(table, progress) as base:
+            self._write(table, rows, progress, base, mode="overwrite", where=None if where == EVERYTHING else where)
 
     def _is_small(self, table: Table) -> bool:
         """Whether writing the whole table anew takes less than finding the files to be changed.
@@ -197,15 +199,15 @@ class DeltaTables:
         return told.bytes <= self._small_bytes
 
     def _write(
-        self, table: Table, rows: DataFrame, progress: Progress, app: str, *, mode: str, where: str | None = None
+        self, table: Table, rows: DataFrame, progress: Progress, base: Progress, *, mode: str, where: str | None = None
     ) -> None:
         writer = (
-            self._apart(table, rows)
+            self._apart(table, rows, base, progress)
             .write.format("delta")
             .mode(mode)
             .option("mergeSchema", "true")
             .option("userMetadata", encode_progress(progress))
-            .option("txnAppId", app)
+            .option("txnAppId", f"omnirelay:lakehouse:{table.layer}.{table.name}:{commit_number(base)}")
             .option("txnVersion", _ONLY)
             .option("delta.setTransactionRetentionDuration", _REMEMBERED)
         )
@@ -218,12 +220,11 @@ class DeltaTables:
         writer.save(self.path(table))
 
     @contextmanager
-    def _committing(self, table: Table, progress: Progress) -> Iterator[str]:
-        """The application of one commit. A commit that is skipped says nothing, so the table is asked afterwards."""
+    def _committing(self, table: Table, progress: Progress) -> Iterator[Progress]:
+        """What one commit begins from. A commit that is skipped says nothing, so the table is asked afterwards."""
         base = self._bases.pop(table) if table in self._bases else self._found(table)
-        app = f"omnirelay:lakehouse:{table.layer}.{table.name}:{commit_number(base)}"
         try:
-            yield app
+            yield base
         except Exception as error:
             # Which class it is depends on how Spark is reached; its name is in the text on every way.
             if "ConcurrentTransactionException" in str(error) or "DELTA_CONCURRENT" in str(error):
@@ -232,7 +233,7 @@ class DeltaTables:
         if self._found(table) == progress:
             return
         # A change without any rows makes no commit by itself.
-        self._write(table, self.read(table).limit(0), progress, app, mode="append")
+        self._write(table, self.read(table).limit(0), progress, base, mode="append")
         if self._found(table) != progress:
             raise overtaken(table)
 
@@ -278,6 +279,27 @@ def _without_console(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         console.setOutDirect(before)
+
+
+def _part_by_event(column: str, parts: int, base: Progress, progress: Progress) -> Column:
+    """In which of so many parts a row is, when those that a change brings are put in order of an event of theirs.
+
+    Events come in all along a log, so parts of as many events hold about as many rows. A row from before the change is
+    in the first part, one that says no event, too.
+    """
+
+    def of_shard(number: Callable[[str], int]) -> Column:
+        return F.create_map(*(each for shard in progress for each in (F.lit(shard), F.lit(number(shard)))))[
+            F.col("shard")
+        ]
+
+    def begin(shard: str) -> int:
+        return base[shard].sequence if shard in base else 0
+
+    behind = F.col(column) - of_shard(begin)
+    width = of_shard(lambda shard: max(progress[shard].sequence - begin(shard), 1))
+    part = F.floor(behind * parts / width)
+    return F.coalesce(F.least(F.greatest(part, F.lit(0)), F.lit(parts - 1)), F.lit(0)).cast("int")
 
 
 def _bare(condition: str) -> str:

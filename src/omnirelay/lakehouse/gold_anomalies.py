@@ -14,7 +14,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from omnirelay.lakehouse.gold_windows import DAY_MS, Span, window_of, within, within_dates
+from omnirelay.lakehouse.gold_windows import Span, within_dates
 from omnirelay.lakehouse.silver import in_shape
 from omnirelay.lakehouse.tables import ANOMALIES
 
@@ -26,36 +26,27 @@ STORM_MIN: Final = 20
 STORM_SHARE: Final = 0.5
 
 
-def anomalies(frames: DataFrame, leases: DataFrame, spans: Sequence[Span], known: DataFrame | None) -> DataFrame:
+def anomalies(frames: DataFrame, days: DataFrame, spans: Sequence[Span], known: DataFrame | None) -> DataFrame:
     """The anomalies of the days that are touched.
 
-    `frames` are the new ones, each as one event, and the last before them; what older frames said is in `known`, the
-    table as it is.
+    `days` are those of `daily`, which hold the leases of each by owner, by resource and by five minutes. `frames` are
+    the new ones, each as one event, and the last before them; what older frames said is in `known`, the table as it is.
     """
-    rows = _of_leases(leases.where(within(spans, "ended_at", DAY_MS))).unionByName(_clocks(frames))
+    rows = _of_leases(days.where(within_dates(spans))).unionByName(_clocks(frames))
     if known is not None:
         rows = rows.unionByName(known.where(within_dates(spans)).where(F.col("kind") == "clock_skew"))
     return in_shape(rows, ANOMALIES)
 
 
-def _of_leases(leases: DataFrame) -> DataFrame:
-    """What leases that ended say of owners, of resources and of five minutes: all three counted in one pass."""
-    ended = leases.select(
-        "shard",
-        F.to_date("ended_at").alias("date"),
-        "owner",
-        F.when(F.col("resource_id").isNotNull(), F.concat_ws("/", "resource_type", "resource_id")).alias("resource"),
-        window_of("ended_at").alias("at"),
-        F.when(F.col("outcome").isin("failed", "expired"), 1).otherwise(0).alias("bad"),
-        F.when(F.col("outcome") == "expired", 1).otherwise(0).alias("expired"),
-    )
+def _of_leases(days: DataFrame) -> DataFrame:
+    """What leases that ended say of owners, of resources and of five minutes: a row for each of these."""
     day = ["shard", "date"]
-    subjects = ["owner", "resource", "at"]
-    counted = ended.groupingSets([[*day, each] for each in subjects], *day, *subjects).agg(
-        F.count("*").alias("all"), F.sum("bad").alias("bad"), F.sum("expired").alias("expired")
-    )
-    # Each row tells of one of the three; those of leases without an owner or a resource tell of nothing.
-    counted = counted.where(F.coalesce(*(F.col(each).cast("string") for each in subjects)).isNotNull())
+    owners = days.select(*day, F.inline("by_peer")).where("ended > 0")
+    resources = days.select(*day, F.inline("by_resource"))
+    windows = days.select(*day, F.inline("by_window"))
+    counted = owners.select(*day, F.col("peer").alias("owner"), F.col("ended").alias("all"), "bad")
+    for more in (resources, windows.withColumnRenamed("ended", "all")):
+        counted = counted.unionByName(more, allowMissingColumns=True)
     of_day = Window.partitionBy(*day)
     owner = F.col("owner").isNotNull()
     others_all = F.sum(F.when(owner, F.col("all"))).over(of_day) - F.col("all")

@@ -1,7 +1,8 @@
-"""Gold by time: `slo`, `daily` and `anomalies`, made anew for the windows that new events fall into.
+"""The time that new events fall into, and gold `slo`, which is made anew for it: windows of five minutes.
 
-A table is replaced from the first window that is touched to the last, shard by shard. New events are behind older ones
-in time, too, so these are the last few windows; the last one before them is among them because it was not over yet.
+Gold by time is replaced from the first window that is touched to the last, shard by shard. New events are behind older
+ones in time, too, so these are the last few windows; the last one before them is among them because it was not over
+yet.
 """
 
 from __future__ import annotations
@@ -13,23 +14,14 @@ import msgspec
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from omnirelay.lakehouse.silver import in_shape
-from omnirelay.lakehouse.tables import DAILY, SLO
+from omnirelay.lakehouse.progress import Progress
+from omnirelay.lakehouse.silver import in_shape, quoted
+from omnirelay.lakehouse.tables import SLO
 
 WINDOW_MS: Final = 300_000
 DAY_MS: Final = 86_400_000
-OF_LEASES: Final = (
-    "shard",
-    "owner",
-    "resource_type",
-    "resource_id",
-    "granted_at",
-    "ended_at",
-    "outcome",
-    "wait_ms",
-    "work_ms",
-)
-"""What gold by time looks at of a lease."""
+OF_LEASES: Final = ("shard", "granted_at", "ended_at", "outcome", "wait_ms", "work_ms")
+"""What `slo` looks at of a lease."""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -39,27 +31,38 @@ class Span(msgspec.Struct, frozen=True):
     first_ms: int
     last_ms: int
 
+    @property
+    def of_shard(self) -> str:
+        return f"shard = {quoted(self.shard)}"
+
+    def windows(self, width_ms: int) -> tuple[int, int]:
+        """Where the windows of this width begin and end that this span touches."""
+        return self.first_ms // width_ms * width_ms, (self.last_ms // width_ms + 1) * width_ms
+
     def condition(self, column: str, width_ms: int) -> str:
         """That an instant is in a window of this width which this span touches."""
-        begin = self.first_ms // width_ms * width_ms
-        end = (self.last_ms // width_ms + 1) * width_ms
+        begin, end = self.windows(width_ms)
         at = f"`{column}`"
-        shard = self.shard.replace("\\", "\\\\").replace("'", "\\'")
-        return f"(shard = '{shard}' AND {at} >= timestamp_millis({begin}) AND {at} < timestamp_millis({end}))"
+        return f"({self.of_shard} AND {at} >= timestamp_millis({begin}) AND {at} < timestamp_millis({end}))"
 
 
 class News(msgspec.Struct, frozen=True):
     """What is to be known of new events before anything is made of them, found out in one pass."""
 
     spans: list[Span]
+    """With the last event before them, whose window was not over yet."""
     kinds: frozenset[str]
-    """Their types, and that of the last event before them."""
+    """Their types, without that one's: what it did is in the tables already."""
 
 
-def news_of(events: DataFrame) -> News:
-    """Of new events and the last one before them: two numbers and a few names for each shard."""
+def news_of(events: DataFrame, after: Progress) -> News:
+    """Of events behind `after` and the last one before them: two numbers and a few names for each shard."""
     ms = F.unix_millis("timestamp")
-    found = events.groupBy("shard").agg(F.min(ms), F.max(ms), F.collect_set("event_type")).collect()
+    old: Column = F.lit(False)
+    for shard, end in after.items():
+        old = old | ((F.col("shard") == shard) & (F.col("sequence") <= end.sequence))
+    kinds = F.collect_set(F.when(~old, F.col("event_type")))
+    found = events.groupBy("shard").agg(F.min(ms), F.max(ms), kinds).collect()
     spans = [Span(shard, first, last) for shard, first, last, _ in found]
     spans.sort(key=lambda span: span.shard)
     return News(spans, frozenset(kind for row in found for kind in row[3]))
@@ -70,17 +73,28 @@ def within(spans: Sequence[Span], column: str, width_ms: int) -> str:
 
 
 def granted_or_ended(spans: Sequence[Span]) -> str:
-    """That a lease was granted or ended on a day that is touched."""
-    return " OR ".join(within(spans, column, DAY_MS) for column in ("granted_at", "ended_at"))
+    """That a lease was granted or ended in a window that is touched."""
+    return " OR ".join(within(spans, column, WINDOW_MS) for column in ("granted_at", "ended_at"))
+
+
+def closed_within(spans: Sequence[Span]) -> str:
+    """That intake was closed in a window that is touched, said of the columns as they are stored: so files that have no
+    such time are passed over.
+    """
+    parts = []
+    for span in spans:
+        begin, end = span.windows(WINDOW_MS)
+        since = f"(until_at IS NULL OR until_at > timestamp_millis({begin}))"
+        parts.append(f"({span.of_shard} AND from_at < timestamp_millis({end}) AND {since})")
+    return " OR ".join(parts) or "false"
 
 
 def within_dates(spans: Sequence[Span]) -> str:
     """The same for a column `date`; text of a form that a replaced part of a table may be told by."""
     parts = []
     for span in spans:
-        shard = span.shard.replace("\\", "\\\\").replace("'", "\\'")
         days = [f"date_add(DATE'1970-01-01', {ms // DAY_MS})" for ms in (span.first_ms, span.last_ms)]
-        parts.append(f"(shard = '{shard}' AND `date` >= {days[0]} AND `date` <= {days[1]})")
+        parts.append(f"({span.of_shard} AND `date` >= {days[0]} AND `date` <= {days[1]})")
     return " OR ".join(parts) or "false"
 
 
@@ -157,12 +171,12 @@ def _closed_parts(closed: DataFrame, spans: Sequence[Span]) -> DataFrame:
         values = [each for span in spans for each in (F.lit(span.shard), F.lit(number(span)).cast("bigint"))]
         return F.create_map(*values)[F.col("shard")] if values else F.lit(None).cast("bigint")
 
-    first = of_shard(lambda span: span.first_ms // WINDOW_MS * WINDOW_MS)
-    last = of_shard(lambda span: (span.last_ms // WINDOW_MS + 1) * WINDOW_MS)
+    first = of_shard(lambda span: span.windows(WINDOW_MS)[0])
+    last = of_shard(lambda span: span.windows(WINDOW_MS)[1])
     # A time without an end reaches to where the log ends.
     until = F.coalesce(F.unix_millis("until_at"), of_shard(lambda span: span.last_ms))
     # greatest() and least() pass over nulls, so that shards without a span have to be left out first.
-    times = closed.where(first.isNotNull()).select(
+    times = closed.where(closed_within(spans)).select(
         "shard",
         F.greatest(F.unix_millis("from_at"), first).alias("from_ms"),
         F.least(until, last).alias("until_ms"),
@@ -174,46 +188,3 @@ def _closed_parts(closed: DataFrame, spans: Sequence[Span]) -> DataFrame:
         F.least(F.col("until_ms"), F.col("begin") + WINDOW_MS).alias("until_ms"),
     )
     return windows.select("shard", F.timestamp_millis("begin").alias("window_start"), part.alias("part"))
-
-
-# -- daily -------------------------------------------------------------------------------------
-
-_COUNTED: Final = {
-    "enqueued": "Enqueue",
-    "granted": "LeaseGranted",
-    "heartbeats": "Heartbeat",
-    "completed": "Completed",
-    "failed": "Failed",
-    "expired": "Expired",
-    "released": "Released",
-    "cancelled": "Cancelled",
-    "dead": "DeadLettered",
-}
-
-
-def daily(events: DataFrame, leases: DataFrame, spans: Sequence[Span], known: DataFrame | None) -> DataFrame:
-    """The days that are touched. `events` are the new ones only: what older ones counted is in `known`, the table as
-    it is.
-    """
-    keys = ["shard", "date"]
-    counts = ["events", *_COUNTED]
-    happened = events.groupBy(*keys).agg(
-        F.count("*").alias("events"),
-        *(F.count(F.when(F.col("event_type") == kind, 1)).alias(name) for name, kind in _COUNTED.items()),
-    )
-    if known is not None:
-        happened = happened.unionByName(known.where(within_dates(spans)).select(*keys, *counts))
-    granted = leases.where(within(spans, "granted_at", DAY_MS)).select(
-        "shard", F.to_date("granted_at").alias("date"), "owner", "wait_ms"
-    )
-    ended = leases.where(within(spans, "ended_at", DAY_MS)).select(
-        "shard", F.to_date("ended_at").alias("date"), "work_ms"
-    )
-    rows = happened.unionByName(granted, allowMissingColumns=True).unionByName(ended, allowMissingColumns=True)
-    grouped = rows.groupBy(*keys).agg(
-        *(F.sum(name).alias(name) for name in counts),
-        F.size(F.collect_set("owner")).alias("owners"),
-        *_percentiles("wait_ms", "wait", 50, 95),
-        *_percentiles("work_ms", "work", 50, 95),
-    )
-    return in_shape(grouped.where("events > 0"), DAILY)

@@ -3,7 +3,8 @@
     segments ──▶ bronze.events ──▶ leases ─┬─▶ items
                                            ├─▶ peers           with few new events, those behind
                                            ├─▶ backpressure ──▶ slo     leases a few at a time
-                                           └─▶ lineage, resource_health, anomalies, daily
+                                           ├─▶ daily ─────────▶ anomalies
+                                           └─▶ lineage, resource_health
 
 Every table says in its commits how far it has come.
 
@@ -38,14 +39,28 @@ from omnirelay.lakehouse.progress import NOTHING, Progress, commit_number, event
 from omnirelay.lakehouse.side_by_side import do_side_by_side
 from omnirelay.lakehouse.sizing import FEW_EVENTS, Sizing
 from omnirelay.lakehouse.steps import Steps
-from omnirelay.lakehouse.tables import BACKPRESSURE, EVENTS, GOLD, LEASES, SILVER, SLO, TABLES, Table
+from omnirelay.lakehouse.tables import (
+    ANOMALIES,
+    BACKPRESSURE,
+    DAILY,
+    EVENTS,
+    GOLD,
+    LEASES,
+    RESOURCE_HEALTH,
+    SILVER,
+    SLO,
+    TABLES,
+    Table,
+)
 from omnirelay.lakehouse.waiting import waited
 
 _FOLLOWING: Final = tuple(table for table in (*SILVER, *GOLD) if table is not LEASES)
 """The tables that are brought to where leases are. Each is made of leases, of bronze and of itself as it was; only slo
-is made of another, too.
+and anomalies are made of another, too.
 """
-_BEHIND: Final = {SLO: (BACKPRESSURE,)}
+_BEHIND: Final = {SLO: (BACKPRESSURE,), ANOMALIES: (DAILY,)}
+_ADDED_TO: Final = (RESOURCE_HEALTH, DAILY)
+"""Tables whose rows hold what the next run adds to."""
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -102,9 +117,9 @@ class Pipeline:
         """`report(step, seconds)` is called when a step begins (None) and ends; `failpoint(name)` after each commit.
 
         `stopping` is asked before each step whether to end here. The next run goes on where this one stopped.
-        Up to `few_events` in the tables they are read and written whole; when so many are new, tables are changed at
-        once, by threads, which call these functions, too. Shards that are `gone` are not missed when the source has no
-        segments of them any more.
+        Up to `few_events` in the tables they are read and written whole; when not many more are new, tables are changed
+        at once, by threads, which call these functions, too. Shards that are `gone` are not missed when the source has
+        no segments of them any more.
         """
         self.tables = open_tables(spark, warehouse, kind)
         self._sizing = Sizing(self.tables.spark, few_events)
@@ -114,6 +129,8 @@ class Pipeline:
         self._failpoint = failpoint
         self._stopping = stopping or (lambda: False)
         self._gone = frozenset(gone)
+        self._whole: set[Table] = set()
+        """Tables that are known to have all of their columns."""
 
     def run(self) -> Summary:
         """Take in what is new and bring every table up to it. Commits nothing when there is nothing new."""
@@ -151,15 +168,24 @@ class Pipeline:
 
         Raises TableOvertaken when others have gone on since the target was found out, so that it is no longer right.
         """
-        place = self.tables.progress(table)
+        place = self._progress(table)
         if not within(place, target):
             raise overtaken(table)  # Going back would count twice what lies between.
         # Leases go on when all others are where they are, and the others only up to leases. Everybody keeps to this:
         # what holds now holds for as long as the table stays where it is, and a commit asks for no more.
         if place != target:
             beside, there = (_FOLLOWING, place) if table is LEASES else ((LEASES,), target)
-            if any(self.tables.progress(each) != there for each in beside):
+            if any(self._progress(each) != there for each in beside):
                 raise overtaken(table)
+        return place
+
+    def _progress(self, table: Table) -> Progress:
+        """How far a table has come. One whose rows were made before they held what a run adds to is made anew."""
+        place = self.tables.progress(table)
+        if table in _ADDED_TO and place != NOTHING and table not in self._whole:
+            if not set(table.names) <= set(self.tables.read(table).columns):
+                return NOTHING
+            self._whole.add(table)
         return place
 
     def rebuild(self) -> Summary:
@@ -235,7 +261,7 @@ class Pipeline:
         """Where all tables are to be brought next, and how many events that is at most; None when they are there."""
         # Read against the order in which tables are brought on: so none seems to be ahead because somebody else is at
         # work.
-        others = [(table, self.tables.progress(table)) for table in reversed(_FOLLOWING)]
+        others = [(table, self._progress(table)) for table in reversed(_FOLLOWING)]
         begun = self.tables.progress(LEASES)
         newest = self.tables.progress(EVENTS)
         for table, place, before in (*((*each, begun) for each in others), (LEASES, begun, newest)):

@@ -47,6 +47,9 @@ _CLUSTER: Final = {
     # A reader with push-down is refused without it.
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
+    # Otherwise Python tells Java with every operation on a column which line it stands in, for messages of errors: a
+    # dozen calls for each, and most of the time that it takes to make a query.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
@@ -57,6 +60,9 @@ _LOCAL: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
     "spark.databricks.delta.snapshotPartitions": "2",
+    # By itself every sort and every sum of a task takes 64 MB at once, cleared, and moved about by Java's collector,
+    # however few rows come.
+    "spark.buffer.pageSize": "4m",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     # What Arrow frees in a Python worker stays with it: asking for the same pages anew, segment by segment, took longer

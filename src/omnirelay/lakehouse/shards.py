@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from omnirelay.errors import NotFound
+from omnirelay.lakehouse.waiting import side_by_side
 from omnirelay.segments.connecting import connect
 from omnirelay.segments.errors import BucketMissing
 from omnirelay.segments.local import LocalObjectStore
+from omnirelay.segments.manifest import index_prefix, manifest_prefix, segments_prefix
 from omnirelay.segments.store import ObjectStore, StoredObject
 from omnirelay.segments.unlisted import were_committed
 
 _FOLDER: Final = "manifest"
 NO_SEGMENTS: Final = "error.segments.none"
+_AT_ONCE: Final = 16
+"""Directories that are looked into at the same time. In a bucket each look is a request, and most of it is waiting."""
 _NAMED_MAX: Final = 5
 """Shards, or directories, that a message names."""
 
@@ -37,13 +41,15 @@ async def shards_of(store: ObjectStore, chosen: Collection[str] | None = None) -
     Raises NotFound (`error.segments.none`) when there are none at all, or not of a chosen shard.
     """
     try:
-        listed = await store.list("")
+        folders = await store.folders("")
     except BucketMissing as error:
         raise NotFound(f"there are no segments: {error.message}", code=NO_SEGMENTS, field="source") from None
-    holders = {holder for each in listed if (holder := _holder(each.key)) is not None}
-    # What lies deeper is of another address.
-    there = sorted({*(name for name in holders if name and "/" not in name), *_without_manifest(listed, holders)})
+    # Not everything that there is: that grows with the log, and here nobody asks for more than names.
+    held = await side_by_side((_is_shard(store, name) for name in folders), _AT_ONCE)
+    there = [name for name, holds in zip(folders, held, strict=True) if holds]
     if not there:
+        listed = await store.list("")
+        holders = {holder for each in listed if (holder := _holder(each.key)) is not None}
         raise NotFound(_without_any(store, holders), code=NO_SEGMENTS, field="source")
     for name in sorted(chosen or ()):
         if name not in there:
@@ -56,14 +62,19 @@ async def shards_of(store: ObjectStore, chosen: Collection[str] | None = None) -
     return sorted(set(chosen)) if chosen else there
 
 
-def _without_manifest(listed: Iterable[StoredObject], holders: Collection[str]) -> list[str]:
-    """The directories right below the address that hold segments of a shard and no manifest, though they had one."""
-    beside: dict[str, list[str]] = {}
-    for each in listed:
-        name, _, rest = each.key.partition("/")
-        if rest.count("/") == 1 and name not in holders:
-            beside.setdefault(name, []).append(each.key)
-    return [name for name, keys in beside.items() if were_committed(keys)]
+async def _is_shard(store: ObjectStore, name: str) -> bool:
+    """Whether this directory right below the address holds segments of a shard, or has held a manifest of some."""
+    if _right_in(await store.list(manifest_prefix(name)), manifest_prefix(name)):
+        return True
+    keys: list[str] = []
+    for prefix in (segments_prefix(name), index_prefix(name)):
+        keys += _right_in(await store.list(prefix), prefix)
+    return were_committed(keys)
+
+
+def _right_in(listed: Iterable[StoredObject], prefix: str) -> list[str]:
+    """Those of a listing that do not lie deeper: what does is of another address."""
+    return [each.key for each in listed if "/" not in each.key[len(prefix) + 1 :]]
 
 
 def check_named(who: str, named: Iterable[str], there: Collection[str], remedy: str = "") -> None:

@@ -205,19 +205,26 @@ def in_shape(rows: DataFrame, table: Table) -> DataFrame:
     return rows.select(*(F.col(column.name).cast(column.type) for column in table.columns))
 
 
-def oldest_items(changes: DataFrame) -> dict[str, int]:
-    """For each shard the oldest item that these events name: one number, from which on items have to be looked at."""
-    found = changes.groupBy("shard").agg(F.min("item")).collect()
-    return {shard: int(item) for shard, item in found if item is not None}
+def items_coming_back(changes: DataFrame) -> dict[str, tuple[int, int]]:
+    """For each shard where any do, the first and the last item that come back: between them all have to be looked at.
 
-
-def from_items_on(oldest: Mapping[str, int], table: str = "") -> str:
-    """That a row is of an item which is as old as these, or younger. `table` is what the table is called, with a dot.
-
-    Every shard counts its items by itself: a new one names its first, and that says nothing of the others.
+    Only what brings them back counts. A sign of life of an item from long ago says nothing of those behind it.
     """
-    parts = [f"({table}shard = {quoted(shard)} AND {table}item >= {item})" for shard, item in sorted(oldest.items())]
-    return f"({' OR '.join(parts)})" if parts else "false"
+    mine = changes.where(is_kind(*COMING_BACK) & F.col("item").isNotNull())
+    found = mine.groupBy("shard").agg(F.min("item"), F.max("item")).collect()
+    return {shard: (int(first), int(last)) for shard, first, last in found}
+
+
+def open_or_between(items: Mapping[str, tuple[int, int]], table: str = "") -> str:
+    """That a row is of an item that has not ended, or one of those between two of its shard. `table` is what the table
+    is called, with a dot.
+
+    Every shard counts its items by itself: what comes back in one says nothing of the others.
+    """
+    parts = [f"{table}ended_at IS NULL"]
+    for shard, (first, last) in sorted(items.items()):
+        parts.append(f"({table}shard = {quoted(shard)} AND {table}item >= {first} AND {table}item <= {last})")
+    return f"({' OR '.join(parts)})"
 
 
 def of_shards(shards: Collection[str], table: str = "") -> str:

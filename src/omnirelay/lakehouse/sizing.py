@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FEW_EVENTS: Final = 50_000
-"""Up to so many events count as few, in the tables or new."""
+"""Up to so many events in the tables count as few."""
+_NEW_MORE: Final = 3
+"""So many times as many new events count as few, too, where the tables hold many: then it is not all of them that are
+read and written, and code made for every query, table after table, takes longer than the work.
+"""
 _PARTITION_EVENTS: Final = 250_000
 """About so many fit into the memory of one task while they are sorted."""
 PARTITIONS: Final = "spark.sql.shuffle.partitions"
@@ -53,10 +57,16 @@ class Sizing:
         self._here = (session.conf.get("spark.master", None) or "").startswith("local")
 
     def suit(self, events: int, new: int | None = None) -> Suited:
-        """Set the session for few events, for few new ones among many, or for many."""
+        """Set the session for few events, for few new ones among many, or for many.
+
+        How many parts work is cut into goes by the new ones where they are known: a part is a file of rows in the end,
+        and a long log would get as many small ones with every run.
+        """
         few = self._here and events <= self._few_events
-        few_new = few or (self._here and new is not None and new <= self._few_events)
-        self._set(_FOR_FEW if few_new else {**self._given, PARTITIONS: self._partitions(events)})
+        few_new = few or (self._here and new is not None and new <= self._few_events * _NEW_MORE)
+        # What is old is not sorted again, but for what is still open: that spills, as a rule there is little of it.
+        partitions = self._partitions(events if new is None else min(new, events))
+        self._set(_FOR_FEW if few_new else {**self._given, PARTITIONS: partitions})
         return Suited(few, few_new)
 
     @contextmanager

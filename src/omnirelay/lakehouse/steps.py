@@ -7,9 +7,9 @@ With few events the tables are read once, kept as rows, and written whole: what 
 the rows would be most of the time. With many, a step looks only at rows of shards that have new events, and of those at
 the ones that may still change. Of a shard that is new the tables have none: its rows are added, nothing is compared.
 
-With few new events among many, what several steps begin from is made once and kept as rows, too: the new events, the
-leases that they changed, and the leases of the days that they fall into. Each look at a Delta table is a query of its
-own, and planning those is most of what a small run takes.
+With few new events among many, what several steps begin from is made once and kept as rows, too: the new events and the
+leases that they changed. Each look at a Delta table is a query of its own, and planning those is most of what a small
+run takes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from omnirelay.lakehouse import bronze, gold, gold_anomalies, gold_windows, silver
+from omnirelay.lakehouse import bronze, gold, gold_anomalies, gold_daily, gold_windows, silver
 from omnirelay.lakehouse.formats import EVERYTHING, TableStore
-from omnirelay.lakehouse.progress import Progress, encode_progress, events_between
+from omnirelay.lakehouse.progress import NOTHING, Progress, encode_progress, events_between
 from omnirelay.lakehouse.silver import of_shards
 from omnirelay.lakehouse.silver_intervals import CLOSED_OR_OPENED, TOLD_OF_PEERS, fold_backpressure, fold_peers
 from omnirelay.lakehouse.silver_items import fold_items
@@ -67,8 +67,7 @@ class Steps:
         self._fresh: dict[Range, DataFrame] = {}
         self._kept: dict[Range, DataFrame] = {}
         self._changed: dict[Range, DataFrame] = {}
-        self._recent: dict[Range, DataFrame] = {}
-        self._oldest: dict[Range, dict[str, int]] = {}
+        self._back: dict[Range, dict[str, tuple[int, int]]] = {}
         self._news: dict[Range, gold_windows.News] = {}
         self._of: Final[dict[Table, Callable[[Progress, Progress], None]]] = {
             LEASES: self._leases,
@@ -93,7 +92,7 @@ class Steps:
         """Let go of what was kept."""
         for rows in self._kept.values():
             rows.unpersist()
-        for each in (self._held, self._fresh, self._kept, self._changed, self._recent):
+        for each in (self._held, self._fresh, self._kept, self._changed):
             each.clear()
 
     # -- tables --------------------------------------------------------------------------------
@@ -133,13 +132,15 @@ class Steps:
         self._write_whole(table, rows, upto)
 
     def _replace(self, table: Table, rows: DataFrame, after: Progress, upto: Progress, *, where: str) -> None:
+        if after == NOTHING:
+            where = EVERYTHING  # What is there was made by an older version.
         if not self._few:
-            if _continued(after, upto):
+            if after == NOTHING or _continued(after, upto):
                 self.tables.replace(table, rows, upto, where=where)
             else:
                 self.tables.append(table, rows, upto)
             return
-        known = self._known(table, f"NOT coalesce(({where}), false)")
+        known = None if where == EVERYTHING else self._known(table, f"NOT coalesce(({where}), false)")
         self._write_whole(table, rows if known is None else rows.unionByName(known), upto)
 
     def _write_whole(self, table: Table, rows: DataFrame, upto: Progress) -> None:
@@ -175,38 +176,34 @@ class Steps:
                 changes = self._kept[key] = changes.persist()
             return changes
 
-    def _oldest_items(self, after: Progress, upto: Progress) -> dict[str, int]:
-        """The oldest item of each shard that these events name."""
+    def _coming_back(self, after: Progress, upto: Progress) -> dict[str, tuple[int, int]]:
+        """Of each shard the first and the last item that these events bring back."""
+        if silver.COMING_BACK.isdisjoint(self._new(after, upto).kinds):
+            return {}
         key = _range(after, upto)
         with self._making:
-            if key not in self._oldest:
-                self._oldest[key] = silver.oldest_items(self._changes(after, upto))
-            return self._oldest[key]
+            if key not in self._back:
+                self._back[key] = silver.items_coming_back(self._changes(after, upto))
+            return self._back[key]
 
     def _new(self, after: Progress, upto: Progress) -> gold_windows.News:
-        """What new events, and the last one before them, are."""
+        """What new events are, and what time they fall into."""
         key = _range(after, upto)
         with self._making:
             if key not in self._news:
-                self._news[key] = gold_windows.news_of(self._touching(after, upto))
+                self._news[key] = gold_windows.news_of(self._touching(after, upto), after)
             return self._news[key]
 
     def _items_concerned(self, after: Progress, upto: Progress, table: str = "") -> str:
         """What is true of all items that these events may concern, as they were before."""
         if self._few:
             return EVERYTHING
-        if self._new(after, upto).kinds & silver.COMING_BACK:
-            return silver.from_items_on(self._oldest_items(after, upto), table)
-        return f"{table}ended_at IS NULL"
+        return silver.open_or_between(self._coming_back(after, upto), table)
 
     def _past_items(self, after: Progress, upto: Progress) -> DataFrame | None:
         if not _continued(after, upto):
             return None
         return self._past(ITEMS, after, upto, self._items_concerned(after, upto))
-
-    def _leases_of(self, after: Progress, upto: Progress) -> DataFrame:
-        """All leases of shards that have new events."""
-        return self._read(LEASES).where(of_shards(_concerned(after, upto)))
 
     def _changed_leases(self, after: Progress, upto: Progress) -> DataFrame:
         """Leases that new events concern, as they are now."""
@@ -219,17 +216,13 @@ class Steps:
                 changed = self._changed[key] = changed.localCheckpoint()
             return changed
 
-    def _leases_by_day(self, after: Progress, upto: Progress) -> DataFrame:
-        """Leases that were granted or ended on days with new events, and perhaps more."""
+    def _leases_by_window(self, after: Progress, upto: Progress) -> DataFrame:
+        """Leases that were granted or ended in the five minutes with new events, and perhaps more."""
         if not self._few_new or self._few:
             return self._read(LEASES)
-        key = _range(after, upto)
-        with self._making:
-            if key not in self._recent:
-                spans = self._new(after, upto).spans
-                rows = self._read(LEASES).where(gold_windows.granted_or_ended(spans))
-                self._recent[key] = rows.select(*gold_windows.OF_LEASES).localCheckpoint()
-            return self._recent[key]
+        spans = self._new(after, upto).spans
+        rows = self._read(LEASES).where(gold_windows.granted_or_ended(spans))
+        return rows.select(*gold_windows.OF_LEASES).localCheckpoint()
 
     # -- silver --------------------------------------------------------------------------------
 
@@ -267,14 +260,14 @@ class Steps:
         self._merge(LINEAGE, rows, after, upto, only="t.ended_at IS NULL")
 
     def _resource_health(self, after: Progress, upto: Progress) -> None:
-        changed = self._changed_leases(after, upto) if _continued(after, upto) else None
-        rows = gold.resource_health(self._leases_of(after, upto), changed, few=self._few_new)
-        self._merge(RESOURCE_HEALTH, rows, after, upto)
+        known = self._past(RESOURCE_HEALTH, after, upto)
+        rows = gold.resource_health(self._changed_leases(after, upto), known)
+        self._replace(RESOURCE_HEALTH, rows, after, upto, where=of_shards(_concerned(after, upto)))
 
     def _slo(self, after: Progress, upto: Progress) -> None:
         spans = self._new(after, upto).spans
         known = self._past(SLO, after, upto)
-        leases = self._leases_by_day(after, upto)
+        leases = self._leases_by_window(after, upto)
         rows = gold_windows.slo(self._events(after, upto), leases, self._read(BACKPRESSURE), spans, known)
         where = gold_windows.within(spans, "window_start", gold_windows.WINDOW_MS)
         self._replace(SLO, rows, after, upto, where=where)
@@ -282,14 +275,15 @@ class Steps:
     def _daily(self, after: Progress, upto: Progress) -> None:
         spans = self._new(after, upto).spans
         known = self._past(DAILY, after, upto)
-        rows = gold_windows.daily(self._events(after, upto), self._leases_by_day(after, upto), spans, known)
+        rows = gold_daily.daily(self._events(after, upto), self._changed_leases(after, upto), spans, known)
         self._replace(DAILY, rows, after, upto, where=gold_windows.within_dates(spans))
 
     def _anomalies(self, after: Progress, upto: Progress) -> None:
         spans = self._new(after, upto).spans
         frames = bronze.frames_between(self._touching(after, upto), after, upto)
         known = self._past(ANOMALIES, after, upto)
-        rows = gold_anomalies.anomalies(frames, self._leases_by_day(after, upto), spans, known)
+        days = self._read(DAILY).where(of_shards(_concerned(after, upto)))
+        rows = gold_anomalies.anomalies(frames, days, spans, known)
         self._replace(ANOMALIES, rows, after, upto, where=gold_windows.within_dates(spans))
 
 

@@ -27,6 +27,10 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     partition: tuple[str, ...] = ()
     open: str | None = None
     """The column that is null in rows which may still change, where most rows do not. A format may keep them apart."""
+    event: str | None = None
+    """The column with the event that began a row. A format may keep rows together whose events are close: those of the
+    last minutes are then found without looking at all of them.
+    """
 
     @property
     def ddl(self) -> str:
@@ -73,6 +77,7 @@ LEASES: Final = Table(
     keys=("shard", "lease_id"),
     partition=("shard",),
     open="ended_at",
+    event="fence",
     columns=_columns(
         """
         shard STRING where it was granted
@@ -109,6 +114,7 @@ ITEMS: Final = Table(
     keys=("shard", "item"),
     partition=("shard",),
     open="ended_at",
+    event="first_sequence",
     columns=_columns(
         """
         shard STRING where it is
@@ -256,8 +262,15 @@ RESOURCE_HEALTH: Final = Table(
         expiries_in_a_row BIGINT expiries since a lease last ended otherwise
         last_outcome STRING of the lease that was granted last among those ended
         last_ended_at TIMESTAMP when a lease last ended
-        work_p95_ms DOUBLE time that completed leases took
+        work_p95_ms DOUBLE time that completed leases took, to within 4 %
         health STRING healthy, failing (three in a row), expiring (three in a row), or new: nothing ended yet
+        owner_names ARRAY<STRING> those peers
+        last_fence BIGINT the greatest fence among leases ended; null when none is
+        good_fence BIGINT the greatest fence among leases completed; 0 when none is
+        other_fence BIGINT the greatest fence among leases that ended, but did not run out; 0 when none did
+        bad_fences ARRAY<BIGINT> fences of those failures and expiries in a row
+        expired_fences ARRAY<BIGINT> fences of those expiries in a row
+        work_times ARRAY<STRUCT<ms:BIGINT,leases:BIGINT>> how many completed leases took how long, rounded
         """
     ),
 )
@@ -300,18 +313,35 @@ DAILY: Final = Table(
         cancelled BIGINT items cancelled
         dead BIGINT items that were given up
         owners BIGINT peers that got leases
-        wait_p50_ms DOUBLE wait of the leases granted, median
-        wait_p95_ms DOUBLE wait of the leases granted
-        work_p50_ms DOUBLE time that the leases ended had taken, median
-        work_p95_ms DOUBLE time that the leases ended had taken
+        wait_p50_ms DOUBLE wait of the leases granted, median, to within 1 %
+        wait_p95_ms DOUBLE wait of the leases granted, to within 1 %
+        work_p50_ms DOUBLE time that the leases ended had taken, median, to within 1 %
+        work_p95_ms DOUBLE time that the leases ended had taken, to within 1 %
+        by_peer ARRAY<STRUCT<peer:STRING,granted:BIGINT,ended:BIGINT,bad:BIGINT>> by owner; bad: failed or ran out
+        by_resource ARRAY<STRUCT<resource:STRING,expired:BIGINT>> leases that ran out, where any did
+        by_window ARRAY<STRUCT<at:TIMESTAMP,ended:BIGINT,bad:BIGINT>> leases that ended, by five minutes
+        wait_times ARRAY<STRUCT<ms:BIGINT,leases:BIGINT>> how many of the leases granted had waited how long, rounded
+        work_times ARRAY<STRUCT<ms:BIGINT,leases:BIGINT>> how many of the leases ended had taken how long, rounded
         """
     ),
 )
 
 SILVER: Final = (LEASES, ITEMS, PEERS, BACKPRESSURE)
 """In the order in which they are brought forward. Leases are first: they need the items as they were before."""
-GOLD: Final = (LINEAGE, SLO, RESOURCE_HEALTH, ANOMALIES, DAILY)
+GOLD: Final = (LINEAGE, SLO, RESOURCE_HEALTH, DAILY, ANOMALIES)
+"""Likewise: anomalies are made of daily."""
 TABLES: Final = (EVENTS, QUARANTINE, *SILVER, *GOLD)
+
+
+def _of_segments(table: Table) -> tuple[Column, ...]:
+    """The columns of a table that has those of the segments, as Spark reads them, and the days it is kept by."""
+    from omnirelay.lakehouse.columns import spark_schema
+    from omnirelay.segments.schema import column_meanings
+
+    meanings = column_meanings()
+    columns = [Column(each.name, each.dataType.simpleString().upper(), meanings[each.name]) for each in spark_schema()]
+    days = [Column("date", "DATE", "The day of `timestamp`, in UTC.")] if "date" in table.partition else []
+    return (*columns, *days)
 
 
 def reference() -> str:
@@ -325,8 +355,8 @@ def reference() -> str:
         parts.append(f"## {table.layer}.{table.name}\n\nA row is {table.meaning}.")
         kept = f" Partitioned by {', '.join(f'`{name}`' for name in table.partition)}." if table.partition else ""
         parts.append(f"Key: {', '.join(f'`{name}`' for name in table.keys)}.{kept}")
-        if table.columns:
-            rows = "\n".join(f"| `{each.name}` | {each.type} | {each.meaning} |" for each in table.columns)
+        if columns := table.columns or _of_segments(table):
+            rows = "\n".join(f"| `{each.name}` | {each.type} | {each.meaning} |" for each in columns)
             parts.append(f"| column | type | meaning |\n|---|---|---|\n{rows}")
     return "\n\n".join(parts) + "\n"
 
