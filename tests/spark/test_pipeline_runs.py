@@ -40,7 +40,7 @@ from tests.spark.pipeline_process import EVERY, in_order, rows_in
 from tests.spark.plain import Plain
 from tests.spark.plain_gold import daily_rows, health_rows, lineage_rows, slo_rows
 from tests.spark.plain_intervals import backpressure_rows, peer_rows
-from tests.spark.workload import Recorded, recorded, write_segments
+from tests.spark.workload import MIDNIGHT_MS, Recorded, recorded, write_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,16 +57,22 @@ class Killed(Exception):
 
 @pytest.fixture(scope="module")
 def logs() -> list[Recorded]:
-    return [recorded("jobs", seed=17, steps=300), recorded("it's 007", seed=4, steps=60)]
+    """The first one crosses midnight among its last forty frames, which some tests take in by themselves."""
+    return [
+        recorded("jobs", seed=17, steps=300, start_ms=MIDNIGHT_MS - 1_160_000),
+        recorded("it's 007", seed=4, steps=60),
+    ]
 
 
 @pytest.fixture(scope="module")
 def clean(whole_spark: SparkSession, logs: list[Recorded], tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """Everything in one run."""
+    """Everything in one run. Who opened the session lives where days begin at other times than in the tables."""
     place = tmp_path_factory.mktemp("clean")
     for log in logs:
         write_segments(place / "segments", log, pieces=3)
-    pipeline = Pipeline(whole_spark, str(place / "segments"), str(place / "warehouse"))
+    session = whole_spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
+    pipeline = Pipeline(session, str(place / "segments"), str(place / "warehouse"))
     summary = pipeline.run()
     assert summary.events == sum(len(log.events) for log in logs)
     assert summary.progress == {log.shard: len(log.events) for log in logs}
@@ -115,6 +121,20 @@ def test_bronze_holds_every_column_of_the_segments_by_shard_and_day(clean: Pipel
     assert sorted(rows, key=place) == sorted(expected, key=place)
     assert len(rows) == sum(len(log.events) for log in logs)
     assert {row["region"] for row in rows} == {"eu"}
+    kept = {(part["shard"], str(part["date"])) for part in bronze.partitions()}
+    assert kept == {("it's 007", "2023-11-14"), ("jobs", "2023-11-14"), ("jobs", "2023-11-15")}
+
+
+def test_the_log_crosses_midnight_and_so_do_leases(logs: list[Recorded]) -> None:
+    """What the other tests compare has days and windows on both sides, and work that began on one and ended on the
+    other, also in a run that takes in only what is last.
+    """
+    jobs = logs[0]
+    assert jobs.frames[-40].time_ms < MIDNIGHT_MS < jobs.frames[-1].time_ms
+    leases = Plain(jobs.shard, jobs.events).leases.values()
+    assert any(each["granted_at"] < MIDNIGHT_MS <= (each["ended_at"] or 0) for each in leases)
+    assert [row["date"].day for row in daily_rows(jobs)] == [14, 15]
+    assert {row["window_start"].day for row in slo_rows(jobs)} == {14, 15}
 
 
 def test_leases_and_items_are_what_a_plain_loop_over_the_events_makes_of_them(
