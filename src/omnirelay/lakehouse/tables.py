@@ -278,7 +278,11 @@ RESOURCE_HEALTH: Final = Table(
 ANOMALIES: Final = Table(
     layer="gold",
     name="anomalies",
-    meaning="something out of the ordinary on one day",
+    meaning="something out of the ordinary on one day. `owner_fails`: of five or more leases of a peer that ended, half"
+    " or more failed or ran out, three times the share of all other peers together. `resource_expires`: three or more"
+    " leases on it ran out. `retry_storm`: in five minutes twenty or more leases ended badly, and half or more of all"
+    " that ended. `clock_skew`: a frame is older than the one it follows; no node writes such a log, whatever is done"
+    " to its clock",
     keys=("shard", "date", "kind", "subject"),
     columns=_columns(
         """
