@@ -32,12 +32,22 @@ class Day:
         self.clock = clock
 
     async def _granted(self, owner: str, resource: str) -> GrantedLease:
-        await self.shard.enqueue(NewItem(payload=Payload(resource_type="table", resource_id=resource)))
+        await self.waits(resource)
         return await self._leased(owner)
 
     async def _leased(self, owner: str) -> GrantedLease:
         [lease] = await self.shard.lease(Caller(peer_id=owner))
         return lease
+
+    async def waits(self, *resources: str) -> None:
+        """Items come in, one by one."""
+        for resource in resources:
+            await self.shard.enqueue(NewItem(payload=Payload(resource_type="table", resource_id=resource)))
+
+    async def works_off(self, owner: str, items: int) -> None:
+        """Of what waits, what is first."""
+        for _ in range(items):
+            await self.shard.complete((await self._leased(owner)).token, caller=Caller(peer_id=owner))
 
     async def completes(self, owner: str, *resources: str) -> None:
         for resource in resources:
@@ -72,7 +82,7 @@ async def _recorded(name: str, story: Story, start_ms: int) -> Recorded:
 
 
 def set_back(log: Recorded, frames: int, ms: int) -> Recorded:
-    """The log of a writer whose clock was set back before its last frames, so many of them. The engine's own time never
+    """The log of a writer whose clock was set back before its last frames. The engine's own time never
     goes back: only somebody else writes such a log.
     """
     kept, chain = log.frames[:-frames], log.frames[-frames - 1].chain

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from omnirelay.lakehouse.formats import TableOvertaken
 from omnirelay.lakehouse.formats_delta import DeltaTables, _bare
 from omnirelay.lakehouse.progress import End
-from omnirelay.lakehouse.silver import of_shards, open_or_between
+from omnirelay.lakehouse.silver import of_shards, open_or_back
 from omnirelay.lakehouse.sizing import PARTITIONS
 from omnirelay.lakehouse.tables import ITEMS, Column, Table
 from tests.spark.test_table_stores import NOTES
@@ -207,7 +207,8 @@ def test_open_rows_of_other_shards_stay_as_they_are(few_spark: SparkSession, tmp
 
 @pytest.mark.parametrize("shard", ["jobs", "it's t.007", "t.", "\\", "'"])
 def test_a_condition_loses_the_name_of_the_table_and_nothing_else(shard: str) -> None:
-    assert _bare(open_or_between({shard: (7, 9)}, "t.")) == open_or_between({shard: (7, 9)})
+    ranges = {shard: (7, 9)}
+    assert _bare(open_or_back(ranges, ranges, "t.")) == open_or_back(ranges, ranges)
     assert _bare(of_shards([shard], "t.")) == of_shards([shard])
 
 

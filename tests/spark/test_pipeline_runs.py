@@ -45,6 +45,8 @@ from tests.spark.workload import MIDNIGHT_MS, Recorded, recorded, write_segments
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from omnirelay.lakehouse.formats import TableStore
+
 Rows = list[dict[str, Any]]
 
 pytestmark = pytest.mark.timeout(3_600 if LONG else 1_800)
@@ -94,11 +96,11 @@ def assert_same_tables(one: Pipeline, other: Pipeline) -> None:
         assert rows_of(one, table) == expected, table.name
 
 
-def assert_holds(pipeline: Pipeline, table: Table, expected: Rows) -> None:
+def assert_holds(tables: TableStore, table: Table, expected: Rows) -> None:
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(row[name] for name in table.keys)
 
-    found = DeltaTable(pipeline.tables.path(table)).to_pyarrow_table().to_pylist()
+    found = DeltaTable(tables.path(table)).to_pyarrow_table().to_pylist()
     assert len(found) == len(expected)
     for row, wanted in zip(sorted(found, key=key), sorted(expected, key=key), strict=True):
         assert _rounded(row) == _rounded(wanted)
@@ -145,8 +147,8 @@ def test_leases_and_items_are_what_a_plain_loop_over_the_events_makes_of_them(
     items = [row for each in plain for row in each.item_rows()]
     assert {row["outcome"] for row in leases} == {"completed", "failed", "released", "expired", "cancelled", None}
     assert {row["state"] for row in items} == {"pending", "leased", "completed", "dead", "cancelled", "drained"}
-    assert_holds(clean, LEASES, leases)
-    assert_holds(clean, ITEMS, items)
+    assert_holds(clean.tables, LEASES, leases)
+    assert_holds(clean.tables, ITEMS, items)
 
 
 def test_peers_and_backpressure_are_what_a_plain_loop_over_the_events_makes_of_them(
@@ -157,8 +159,8 @@ def test_peers_and_backpressure_are_what_a_plain_loop_over_the_events_makes_of_t
     assert {row["reason"] for row in peers} == {None, "its lease ran out", "it never answered to a grant"}
     assert {row["cause"] for row in closed} == {"pending", "sink"}
     assert any(row["until_at"] is None for row in peers)
-    assert_holds(clean, PEERS, peers)
-    assert_holds(clean, BACKPRESSURE, closed)
+    assert_holds(clean.tables, PEERS, peers)
+    assert_holds(clean.tables, BACKPRESSURE, closed)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_gold_is_what_plain_loops_over_the_events_make_of_it(
 ) -> None:
     expected = [row for log in logs for row in rows(log)]
     assert expected
-    assert_holds(clean, table, expected)
+    assert_holds(clean.tables, table, expected)
 
 
 @long_form

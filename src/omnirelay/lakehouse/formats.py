@@ -27,6 +27,8 @@ quicker, and each has rows in memory.
 """
 EVERYTHING: Final = "true"
 """The condition that every row of a table meets."""
+NO_ROW: Final = "false"
+"""The condition that no row meets."""
 
 
 class TableStore(Protocol):

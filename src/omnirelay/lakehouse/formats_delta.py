@@ -252,14 +252,14 @@ class DeltaTables:
         for table in tables:
             if not self.exists(table):
                 continue
-            if table.open is None:
+            if table.open is None and not table.near:
                 self.spark.sql(f"OPTIMIZE {self._name(table)}")
             else:
                 self._lay_anew(table)
 
     def _lay_anew(self, table: Table) -> None:
-        """Write the whole table as one large run would. OPTIMIZE would put rows that may still change into the same
-        files as those that are done with, of whatever time, and the next run would write them all again.
+        """Write the whole table in order. OPTIMIZE would put rows that may still change into the same files as those
+        that are done with, of whatever time, and the next run would write them all again.
         """
         progress = self.progress(table)
         base = self._bases.pop(table)

@@ -31,9 +31,11 @@ def apart(table: Table, rows: DataFrame, base: Progress, progress: Progress, par
 
 
 def anew(table: Table, rows: DataFrame, progress: Progress, file_events: int = FILE_EVENTS) -> DataFrame:
-    """All rows of a table that tells which of them may still change, in as few files as there should be."""
+    """All rows of a table that says how they should lie, in as few files as there should be."""
     parts = {shard: max(1, -(-end.count // file_events)) for shard, end in sorted(progress.items())}
     files = sum(parts.values())
+    if table.near:
+        return rows.repartitionByRange(files, *table.near)
     if table.event is None:
         return _in_files(rows, table, F.pmod(F.hash(*table.keys), F.lit(files)), F.lit(0), files, 1)
     first = dict(zip(parts, accumulate(parts.values(), initial=0), strict=False))

@@ -31,6 +31,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     """The column with the event that began a row. A format may keep rows together whose events are close: those of the
     last minutes are then found without looking at all of them.
     """
+    near: tuple[str, ...] = ()
+    """The columns by which upkeep puts rows in order, so that those of the same values are found in a few files."""
 
     @property
     def ddl(self) -> str:
@@ -245,6 +247,7 @@ RESOURCE_HEALTH: Final = Table(
     name="resource_health",
     meaning="a resource, with how work on it goes",
     keys=("shard", "resource_type", "resource_id"),
+    near=("resource_id", "shard"),
     columns=_columns(
         """
         shard STRING where it is worked on
