@@ -11,7 +11,9 @@ import pytest
 from omnirelay.core import events as ev
 from omnirelay.lakehouse.pipeline import Pipeline
 from omnirelay.lakehouse.report import make_report
+from omnirelay.lakehouse.sizing import FEW_EVENTS
 from omnirelay.lakehouse.tables import ANOMALIES, DAILY
+from tests.property.strategies import LONG
 from tests.spark.incidents import BEHIND, logs_with_nothing, logs_with_something
 from tests.spark.plain_gold import WINDOW_MS
 from tests.spark.workload import START_MS, instant, write_segments
@@ -25,12 +27,18 @@ pytestmark = pytest.mark.timeout(900)
 DAY = date(2023, 11, 14)
 
 
-@pytest.fixture(scope="module")
-def tables(whole_spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> TableStore:
+many = pytest.param(0, marks=pytest.mark.skipif(not LONG, reason="every table merged into: make spark-test"))
+
+
+@pytest.fixture(scope="module", params=[FEW_EVENTS, many])
+def tables(
+    request: pytest.FixtureRequest, whole_spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> TableStore:
     """The logs taken in by two runs: what was found in the first has to stay, and what both saw of a day to add up."""
     place = tmp_path_factory.mktemp("anomalies")
     logs = [*(log for _, log in logs_with_something()), *logs_with_nothing()]
-    pipeline = Pipeline(whole_spark, str(place / "segments"), str(place / "lake"), "parquet")
+    where = (str(place / "segments"), str(place / "lake"))
+    pipeline = Pipeline(whole_spark, *where, "parquet" if request.param else "delta", few_events=request.param)
     for first, last in ((0, -BEHIND), (-BEHIND, None)):
         for log in logs:
             write_segments(place / "segments", log, first=first, last=last)
@@ -78,7 +86,7 @@ def test_the_logs_in_which_nothing_is_found_come_as_close_as_they_say(tables: Ta
 
 
 def test_the_report_names_what_was_found(tables: TableStore) -> None:
-    found = make_report(tables, "parquet").anomalies
+    found = make_report(tables, "delta").anomalies
     assert sorted((each.kind, each.shard) for each in found.found) == sorted(
         (kind, log.shard) for kind, log in logs_with_something()
     )
