@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -32,15 +33,21 @@ def in_order(table: pa.Table) -> list[str]:
 class PipelineProcess:
     """A run in a process group of its own. What it says goes to a pipe that is read line by line."""
 
-    def __init__(self, segments: Path, warehouse: Path, *more: str) -> None:
+    def __init__(self, segments: Path, warehouse: Path, *more: str, few_events: int | None = None) -> None:
+        """With `few_events` so many count as few, which no option of the command says."""
         where = ("--source", str(segments), "--warehouse", str(warehouse), "--master", "local[1]")
+        words = command("lakehouse", "run", *where, *more)
+        if few_events is not None:
+            assert not more, "these are options of the command"
+            words = [sys.executable, "-m", "tests.spark.sized_pipeline", str(segments), str(warehouse), str(few_events)]
         self.process = subprocess.Popen(
-            command("lakehouse", "run", *where, *more),
+            words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=environment(),
+            cwd=Path(__file__).parents[2],
             start_new_session=True,
         )
         self.said: list[str] = []

@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from omnirelay.lakehouse.formats import TableOvertaken
 from omnirelay.lakehouse.formats_delta import DeltaTables, _bare
 from omnirelay.lakehouse.progress import End
-from omnirelay.lakehouse.silver import of_shards, open_or_between
+from omnirelay.lakehouse.silver import of_shards, open_or_back
 from omnirelay.lakehouse.sizing import PARTITIONS
 from omnirelay.lakehouse.tables import ITEMS, Column, Table
 from tests.spark.test_table_stores import NOTES
@@ -83,9 +84,10 @@ def test_rows_that_are_done_with_lie_in_files_by_the_event_that_began_them(
     assert len(store.read(WORK).where("item > 15").inputFiles()) == 1
 
 
-def done_items(store: DeltaTables, first: int, last: int) -> DataFrame:
-    """Items that came in one after the other, each with two events, and have ended."""
-    said = {"shard": "'jobs'", "item": "id", "first_sequence": "2 * id", "ended_at": "timestamp_millis(id)"}
+def items(store: DeltaTables, first: int, last: int, *, ended: str) -> DataFrame:
+    """Items that came in one after the other, each with two events; those for which it is true have ended."""
+    said = {"shard": "'jobs'", "item": "id", "first_sequence": "2 * id"}
+    said["ended_at"] = f"IF({ended.replace('item', 'id')}, timestamp_millis(id), NULL)"
     values = (f"CAST({said.get(each.name, 'NULL')} AS {each.type}) AS {each.name}" for each in ITEMS.columns)
     return store.spark.range(first, last + 1).selectExpr(*values)
 
@@ -94,9 +96,87 @@ def test_items_that_are_done_with_lie_in_files_by_when_they_came_in(few_spark: S
     """An item that comes back is found in a few files: those of a large load would each span all items."""
     few_spark.conf.set(PARTITIONS, "4")
     store = DeltaTables(few_spark, str(tmp_path / "lake"))
-    store.append(ITEMS, done_items(store, 1, 400), {"jobs": End(800)})
+    store.append(ITEMS, items(store, 1, 400, ended="true"), {"jobs": End(800)})
     assert len(store.read(ITEMS).inputFiles()) == 4
     assert len(store.read(ITEMS).where("item >= 350").inputFiles()) == 1
+
+
+def test_rows_that_may_still_change_lie_in_files_by_when_they_came_in(few_spark: SparkSession, tmp_path: Path) -> None:
+    """Of a long queue a run changes what is first and what is last."""
+    few_spark.conf.set(PARTITIONS, "4")
+    store = DeltaTables(few_spark, str(tmp_path / "lake"))
+    store.append(ITEMS, items(store, 1, 400, ended="item < 0"), {"jobs": End(800)})
+    assert len(store.read(ITEMS).inputFiles()) == 4
+    assert len(store.read(ITEMS).where("item <= 50").inputFiles()) == 1
+
+
+def in_small_runs(store: DeltaTables, runs: int) -> None:
+    """Each brings a hundred items, of which every tenth goes on for ever."""
+    for run in range(runs):
+        store.progress(ITEMS)
+        new = items(store, 100 * run + 1, 100 * run + 100, ended="item % 10 > 0")
+        store.merge(ITEMS, new, {"jobs": End(200 * run + 200, events=200 * run + 200)}, only="t.ended_at IS NULL")
+
+
+def test_optimize_keeps_rows_that_may_still_change_apart_and_others_by_when_they_came_in(
+    few_spark: SparkSession, tmp_path: Path
+) -> None:
+    few_spark.conf.set(PARTITIONS, "2")
+    store = DeltaTables(few_spark, str(tmp_path / "lake"), file_events=400)
+    in_small_runs(store, 4)
+    before = sorted(store.read(ITEMS).collect())
+    progress = store.progress(ITEMS)
+
+    def read_for(condition: str) -> set[str]:
+        return set(store.read(ITEMS).where(condition).inputFiles())
+
+    assert len(read_for("ended_at IS NOT NULL")) > 4
+    store.optimize([ITEMS])
+    done, may_change = read_for("ended_at IS NOT NULL"), read_for("ended_at IS NULL")
+    assert (len(done), len(may_change)) == (2, 2)
+    assert done.isdisjoint(may_change)
+    assert len(read_for("ended_at IS NOT NULL AND item > 350")) == 1, "an item that comes back is found in one of them"
+    assert sorted(store.read(ITEMS).collect()) == before
+    assert store.progress(ITEMS) == progress
+    newest = store.version(ITEMS)
+    store.optimize([ITEMS])
+    assert store.version(ITEMS) == newest, "it is in order"
+
+    store.progress(ITEMS)
+    store.merge(
+        ITEMS, items(store, 10, 10, ended="true"), {"jobs": End(802)}, only="t.ended_at IS NULL AND t.item = 10"
+    )
+    assert done < set(store.read(ITEMS).inputFiles()), "the run behind it writes none of these again"
+    assert store.progress(ITEMS) == {"jobs": End(802)}
+
+
+def test_optimize_and_a_run_that_begin_from_the_same_place_exclude_each_other(
+    few_spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = str(tmp_path / "lake")
+    run = DeltaTables(few_spark, lake)
+    in_small_runs(run, 2)
+    run.progress(ITEMS)
+    DeltaTables(few_spark, lake).optimize([ITEMS])
+    with pytest.raises(TableOvertaken):
+        run.append(ITEMS, items(run, 201, 201, ended="true"), {"jobs": End(402)})
+    assert run.read(ITEMS).count() == 200
+
+    class Slow(DeltaTables):
+        """Upkeep that has looked at the rows when somebody else changes them."""
+
+        def read(self, table: Table) -> DataFrame:
+            rows = super().read(table)
+            run.progress(table)
+            run.append(table, items(run, 201, 300, ended="true"), {"jobs": End(600)})
+            return rows
+
+    run.progress(ITEMS)
+    run.append(ITEMS, items(run, 301, 301, ended="true"), {"jobs": End(500)})
+    with pytest.raises(TableOvertaken):
+        Slow(few_spark, lake).optimize([ITEMS])
+    assert run.read(ITEMS).count() == 301, "nothing that came meanwhile is lost"
+    assert run.progress(ITEMS) == {"jobs": End(600)}
 
 
 def test_files_from_before_rows_were_put_in_order_are_merged_with(few_spark: SparkSession, tmp_path: Path) -> None:
@@ -127,7 +207,8 @@ def test_open_rows_of_other_shards_stay_as_they_are(few_spark: SparkSession, tmp
 
 @pytest.mark.parametrize("shard", ["jobs", "it's t.007", "t.", "\\", "'"])
 def test_a_condition_loses_the_name_of_the_table_and_nothing_else(shard: str) -> None:
-    assert _bare(open_or_between({shard: (7, 9)}, "t.")) == open_or_between({shard: (7, 9)})
+    ranges = {shard: (7, 9)}
+    assert _bare(open_or_back(ranges, ranges, "t.")) == open_or_back(ranges, ranges)
     assert _bare(of_shards([shard], "t.")) == of_shards([shard])
 
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KILLS = 20 if LONG else 2
+WAYS = (None, 0)
+"""How many events count as few, kill by kill. With the usual number all of these do: tables are written whole, several
+at once. With 0 none do: they are merged into, one after the other.
+"""
 SEED = 20
 DELAY_S = 2.0
 """About as long as a table takes on a machine that has something else to do as well."""
@@ -49,9 +53,10 @@ def test_tables_of_a_pipeline_that_is_killed_again_and_again_are_those_of_one_cl
     killed_behind: list[int] = []
     for _ in range(2 * KILLS):
         log.grow()
+        few_events = WAYS[len(killed_behind) % len(WAYS)]
         # New events change every table, so that there is always one to come behind so many commits.
         commits = random.randrange(len(EVERY))
-        with PipelineProcess(segments, warehouse) as run:
+        with PipelineProcess(segments, warehouse, few_events=few_events) as run:
             if run.reached(commits) and not run.ended_within(random.uniform(0, DELAY_S)):
                 run.kill()
                 killed_behind.append(commits)

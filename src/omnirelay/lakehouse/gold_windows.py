@@ -14,8 +14,9 @@ import msgspec
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from omnirelay.lakehouse.formats import NO_ROW
 from omnirelay.lakehouse.progress import Progress
-from omnirelay.lakehouse.silver import in_shape, quoted
+from omnirelay.lakehouse.silver import GOING_ON, Ranges, in_shape, named_item, quoted
 from omnirelay.lakehouse.tables import SLO
 
 WINDOW_MS: Final = 300_000
@@ -53,23 +54,30 @@ class News(msgspec.Struct, frozen=True):
     """With the last event before them, whose window was not over yet."""
     kinds: frozenset[str]
     """Their types, without that one's: what it did is in the tables already."""
+    going_on: Ranges
+    """Of items that they concern each by itself, and that were there and had not ended."""
 
 
 def news_of(events: DataFrame, after: Progress) -> News:
-    """Of events behind `after` and the last one before them: two numbers and a few names for each shard."""
+    """Of events behind `after` and the last one before them: a few numbers and names for each shard."""
     ms = F.unix_millis("timestamp")
     old: Column = F.lit(False)
     for shard, end in after.items():
         old = old | ((F.col("shard") == shard) & (F.col("sequence") <= end.sequence))
     kinds = F.collect_set(F.when(~old, F.col("event_type")))
-    found = events.groupBy("shard").agg(F.min(ms), F.max(ms), kinds).collect()
-    spans = [Span(shard, first, last) for shard, first, last, _ in found]
+    item = F.when(~old & F.col("event_type").isin(*GOING_ON), named_item())
+    found = events.groupBy("shard").agg(F.min(ms), F.max(ms), kinds, F.min(item), F.max(item)).collect()
+    spans = [Span(row[0], row[1], row[2]) for row in found]
     spans.sort(key=lambda span: span.shard)
-    return News(spans, frozenset(kind for row in found for kind in row[3]))
+    return News(
+        spans,
+        frozenset(kind for row in found for kind in row[3]),
+        {row[0]: (int(row[4]), int(row[5])) for row in found if row[4] is not None},
+    )
 
 
 def within(spans: Sequence[Span], column: str, width_ms: int) -> str:
-    return " OR ".join(span.condition(column, width_ms) for span in spans) or "false"
+    return " OR ".join(span.condition(column, width_ms) for span in spans) or NO_ROW
 
 
 def granted_or_ended(spans: Sequence[Span]) -> str:
@@ -86,7 +94,7 @@ def closed_within(spans: Sequence[Span]) -> str:
         begin, end = span.windows(WINDOW_MS)
         since = f"(until_at IS NULL OR until_at > timestamp_millis({begin}))"
         parts.append(f"({span.of_shard} AND from_at < timestamp_millis({end}) AND {since})")
-    return " OR ".join(parts) or "false"
+    return " OR ".join(parts) or NO_ROW
 
 
 def within_dates(spans: Sequence[Span]) -> str:
@@ -95,7 +103,7 @@ def within_dates(spans: Sequence[Span]) -> str:
     for span in spans:
         days = [f"date_add(DATE'1970-01-01', {ms // DAY_MS})" for ms in (span.first_ms, span.last_ms)]
         parts.append(f"({span.of_shard} AND `date` >= {days[0]} AND `date` <= {days[1]})")
-    return " OR ".join(parts) or "false"
+    return " OR ".join(parts) or NO_ROW
 
 
 def window_of(column: str) -> Column:

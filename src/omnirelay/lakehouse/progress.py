@@ -36,20 +36,30 @@ Progress: TypeAlias = Mapping[str, End]
 NOTHING: Final[Progress] = {}
 
 
-class _Stamp(msgspec.Struct, frozen=True):
+class Stamp(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a commit of ours says."""
+
     omnirelay: int
     shards: dict[str, End]
+    laid: bool = False
+    """Whether it only laid the rows anew: then what came before it brought the table here."""
 
 
-_decode = msgspec.json.Decoder(_Stamp).decode
+_decode = msgspec.json.Decoder(Stamp).decode
 
 
-def encode_progress(progress: Progress) -> str:
-    return msgspec.json.encode(_Stamp(_FORMAT, dict(sorted(progress.items())))).decode()
+def encode_progress(progress: Progress, *, laid: bool = False) -> str:
+    return msgspec.json.encode(Stamp(_FORMAT, dict(sorted(progress.items())), laid)).decode()
 
 
 def decode_progress(text: str | None) -> Progress | None:
-    """What a commit's metadata says; None when the commit is not one of ours, as that of an upkeep command."""
+    """How far a commit's metadata says that the table has come; None when it is not one of ours."""
+    stamp = decode_stamp(text)
+    return None if stamp is None else stamp.shards
+
+
+def decode_stamp(text: str | None) -> Stamp | None:
+    """What a commit's metadata says; None when the commit is not one of ours, as that of a format's own upkeep."""
     if text is None or '"omnirelay"' not in text:
         return None
     try:
@@ -62,7 +72,7 @@ def decode_progress(text: str | None) -> Progress | None:
             " upgrade omnirelay",
             code="error.lakehouse.progress",
         )
-    return stamp.shards
+    return stamp
 
 
 def within(progress: Progress, limit: Progress) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import reduce
-from typing import Final
+from typing import Final, TypeAlias
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from omnirelay.core.evolve import EXPIRED_ERROR
+from omnirelay.lakehouse.formats import NO_ROW
 from omnirelay.lakehouse.tables import Table
 
 _LISTED: Final = ("DrainSnapshot", "Redriven")
@@ -53,6 +54,12 @@ _RESTORED_ITEM: Final = (
 _DEFAULT_PRIORITY: Final = 5
 COMING_BACK: Final = frozenset({"Redriven", "RestoreSnapshot", "DeadLetterEdited"})
 """The events that concern items which had ended. All others concern items that have not."""
+DRAINED: Final = frozenset({"DrainSnapshot"})
+"""The events that concern items which have not ended, and name them in a list."""
+GOING_ON: Final = frozenset(_SINGLE) - COMING_BACK - {"Enqueue"}
+"""The events that concern one item, which has not ended and was there before."""
+Ranges: TypeAlias = Mapping[str, tuple[int, int]]
+"""Of shards the first and the last item that something is said of."""
 
 _SHAPE: Final = (
     ("shard", "STRING"),
@@ -125,7 +132,7 @@ def _single(events: DataFrame) -> DataFrame:
     is_json = F.col("result_encoding").contains("json")
     return _shaped(
         rows,
-        item=F.coalesce("ownership_sequence_id", "sequence_id"),
+        item=named_item(),
         lease_id=F.col("ownership_lease_id"),
         fence=F.when(_kind() == "LeaseGranted", F.col("sequence")).otherwise(F.col("ownership_fence")),
         attempt=F.coalesce("next_attempt", "ownership_attempt"),
@@ -146,6 +153,11 @@ def _single(events: DataFrame) -> DataFrame:
         undelivered=F.col("undelivered"),
         table_version=F.when(is_json, F.get_json_object(F.col("result").cast("string"), "$.tableVersion")),
     )
+
+
+def named_item() -> Column:
+    """The item that an event in bronze names by itself."""
+    return F.coalesce("ownership_sequence_id", "sequence_id")
 
 
 def _listed(events: DataFrame) -> DataFrame:
@@ -205,31 +217,46 @@ def in_shape(rows: DataFrame, table: Table) -> DataFrame:
     return rows.select(*(F.col(column.name).cast(column.type) for column in table.columns))
 
 
-def items_coming_back(changes: DataFrame) -> dict[str, tuple[int, int]]:
-    """For each shard where any do, the first and the last item that come back: between them all have to be looked at.
+def ranges_of(changes: DataFrame, kinds: Collection[str]) -> Ranges:
+    """For each shard where events of these types name any, the first and the last item that they name.
 
-    Only what brings them back counts. A sign of life of an item from long ago says nothing of those behind it.
+    Between them all have to be looked at. So what happens all the time must not be among what is rare and reaches far:
+    a sign of life of an item from long ago says nothing of those behind it.
     """
-    mine = changes.where(is_kind(*COMING_BACK) & F.col("item").isNotNull())
+    mine = changes.where(is_kind(*kinds) & F.col("item").isNotNull())
     found = mine.groupBy("shard").agg(F.min("item"), F.max("item")).collect()
     return {shard: (int(first), int(last)) for shard, first, last in found}
 
 
-def open_or_between(items: Mapping[str, tuple[int, int]], table: str = "") -> str:
-    """That a row is of an item that has not ended, or one of those between two of its shard. `table` is what the table
-    is called, with a dot.
+def both(one: Ranges, other: Ranges) -> Ranges:
+    """From the first to the last of either."""
+    each = {shard: (one.get(shard), other.get(shard)) for shard in {*one, *other}}
+    there = {shard: [part for part in parts if part is not None] for shard, parts in each.items()}
+    return {shard: (min(first for first, _ in parts), max(last for _, last in parts)) for shard, parts in there.items()}
 
-    Every shard counts its items by itself: what comes back in one says nothing of the others.
+
+def open_or_back(going_on: Ranges, back: Ranges, table: str = "") -> str:
+    """That a row is of an item that has not ended among those that go on, or of any among those that come back. `table`
+    is what the table is called, with a dot.
+
+    Every shard counts its items by itself: what comes back in one says nothing of the others. Of a long queue only what
+    goes on is looked at.
     """
-    parts = [f"{table}ended_at IS NULL"]
-    for shard, (first, last) in sorted(items.items()):
-        parts.append(f"({table}shard = {quoted(shard)} AND {table}item >= {first} AND {table}item <= {last})")
-    return f"({' OR '.join(parts)})"
+    parts = [f"({between} AND {table}ended_at IS NULL)" for between in _between(going_on, table)]
+    parts += [f"({between})" for between in _between(back, table)]
+    return f"({' OR '.join(parts)})" if parts else NO_ROW
+
+
+def _between(items: Ranges, table: str) -> list[str]:
+    return [
+        f"{table}shard = {quoted(shard)} AND {table}item >= {first} AND {table}item <= {last}"
+        for shard, (first, last) in sorted(items.items())
+    ]
 
 
 def of_shards(shards: Collection[str], table: str = "") -> str:
     """That a row is of one of these shards."""
-    return f"{table}shard IN ({', '.join(map(quoted, sorted(shards)))})" if shards else "false"
+    return f"{table}shard IN ({', '.join(map(quoted, sorted(shards)))})" if shards else NO_ROW
 
 
 def quoted(text: str) -> str:

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from omnirelay.lakehouse import bronze, gold, gold_anomalies, gold_daily, gold_windows, silver
-from omnirelay.lakehouse.formats import EVERYTHING, TableStore
+from omnirelay.lakehouse.formats import EVERYTHING, NO_ROW, TableStore
 from omnirelay.lakehouse.progress import NOTHING, Progress, encode_progress, events_between
 from omnirelay.lakehouse.silver import of_shards
 from omnirelay.lakehouse.silver_intervals import CLOSED_OR_OPENED, TOLD_OF_PEERS, fold_backpressure, fold_peers
@@ -67,7 +67,7 @@ class Steps:
         self._fresh: dict[Range, DataFrame] = {}
         self._kept: dict[Range, DataFrame] = {}
         self._changed: dict[Range, DataFrame] = {}
-        self._back: dict[Range, dict[str, tuple[int, int]]] = {}
+        self._named: dict[tuple[Range, frozenset[str]], silver.Ranges] = {}
         self._news: dict[Range, gold_windows.News] = {}
         self._of: Final[dict[Table, Callable[[Progress, Progress], None]]] = {
             LEASES: self._leases,
@@ -119,7 +119,7 @@ class Steps:
     def _merge(self, table: Table, rows: DataFrame, after: Progress, upto: Progress, *, only: str = EVERYTHING) -> None:
         """Put rows in place of those with the same key, which all meet the condition `only`, or beside them."""
         if not self._few:
-            if shards := _continued(after, upto):
+            if (shards := _continued(after, upto)) and only != NO_ROW:
                 self.tables.merge(table, rows, upto, only=f"{of_shards(shards, 't.')} AND ({only})")
             else:
                 self.tables.append(table, rows, upto)
@@ -135,7 +135,7 @@ class Steps:
         if after == NOTHING:
             where = EVERYTHING  # What is there was made by an older version.
         if not self._few:
-            if after == NOTHING or _continued(after, upto):
+            if (after == NOTHING or _continued(after, upto)) and where != NO_ROW:
                 self.tables.replace(table, rows, upto, where=where)
             else:
                 self.tables.append(table, rows, upto)
@@ -176,15 +176,15 @@ class Steps:
                 changes = self._kept[key] = changes.persist()
             return changes
 
-    def _coming_back(self, after: Progress, upto: Progress) -> dict[str, tuple[int, int]]:
-        """Of each shard the first and the last item that these events bring back."""
-        if silver.COMING_BACK.isdisjoint(self._new(after, upto).kinds):
+    def _items_of(self, kinds: frozenset[str], after: Progress, upto: Progress) -> silver.Ranges:
+        """Of each shard the first and the last item that new events of these types name."""
+        if kinds.isdisjoint(self._new(after, upto).kinds):
             return {}
-        key = _range(after, upto)
+        key = _range(after, upto), kinds
         with self._making:
-            if key not in self._back:
-                self._back[key] = silver.items_coming_back(self._changes(after, upto))
-            return self._back[key]
+            if key not in self._named:
+                self._named[key] = silver.ranges_of(self._changes(after, upto), kinds)
+            return self._named[key]
 
     def _new(self, after: Progress, upto: Progress) -> gold_windows.News:
         """What new events are, and what time they fall into."""
@@ -198,7 +198,8 @@ class Steps:
         """What is true of all items that these events may concern, as they were before."""
         if self._few:
             return EVERYTHING
-        return silver.open_or_between(self._coming_back(after, upto), table)
+        going_on = silver.both(self._new(after, upto).going_on, self._items_of(silver.DRAINED, after, upto))
+        return silver.open_or_back(going_on, self._items_of(silver.COMING_BACK, after, upto), table)
 
     def _past_items(self, after: Progress, upto: Progress) -> DataFrame | None:
         if not _continued(after, upto):
@@ -260,9 +261,14 @@ class Steps:
         self._merge(LINEAGE, rows, after, upto, only="t.ended_at IS NULL")
 
     def _resource_health(self, after: Progress, upto: Progress) -> None:
-        known = self._past(RESOURCE_HEALTH, after, upto)
-        rows = gold.resource_health(self._changed_leases(after, upto), known)
-        self._replace(RESOURCE_HEALTH, rows, after, upto, where=of_shards(_concerned(after, upto)))
+        changed = self._changed_leases(after, upto)
+        where = None
+        if self._few_new and not self._few:
+            where = gold.resources_of(changed)
+        if where is None:
+            where = of_shards(_concerned(after, upto))
+        rows = gold.resource_health(changed, self._past(RESOURCE_HEALTH, after, upto, where))
+        self._replace(RESOURCE_HEALTH, rows, after, upto, where=where)
 
     def _slo(self, after: Progress, upto: Progress) -> None:
         spans = self._new(after, upto).spans

@@ -31,6 +31,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     """The column with the event that began a row. A format may keep rows together whose events are close: those of the
     last minutes are then found without looking at all of them.
     """
+    near: tuple[str, ...] = ()
+    """The columns by which upkeep puts rows in order, so that those of the same values are found in a few files."""
 
     @property
     def ddl(self) -> str:
@@ -245,6 +247,7 @@ RESOURCE_HEALTH: Final = Table(
     name="resource_health",
     meaning="a resource, with how work on it goes",
     keys=("shard", "resource_type", "resource_id"),
+    near=("resource_id", "shard"),
     columns=_columns(
         """
         shard STRING where it is worked on
@@ -278,7 +281,11 @@ RESOURCE_HEALTH: Final = Table(
 ANOMALIES: Final = Table(
     layer="gold",
     name="anomalies",
-    meaning="something out of the ordinary on one day",
+    meaning="something out of the ordinary on one day. `owner_fails`: of five or more leases of a peer that ended, half"
+    " or more failed or ran out, three times the share of all other peers together. `resource_expires`: three or more"
+    " leases on it ran out. `retry_storm`: in five minutes twenty or more leases ended badly, and half or more of all"
+    " that ended. `clock_skew`: a frame is older than the one it follows; no node writes such a log, whatever is done"
+    " to its clock",
     keys=("shard", "date", "kind", "subject"),
     columns=_columns(
         """

@@ -4,7 +4,7 @@ const KINDS = {
   owner_fails: ["Peers that fail far more often than the others", "At least half of what such a peer took failed or ran out, and three times as large a share as that of the other peers. Look at that peer first: its machine, its version, what it can reach."],
   resource_expires: ["Resources whose leases keep running out", "Whoever works on such a resource dies, hangs, or takes longer than a lease lasts without a heartbeat."],
   retry_storm: ["Retry storms", "In these five minutes most leases ended badly, and many did. Something that all of them need was probably away."],
-  clock_skew: ["Clocks that went back", "A frame of the log has a time before that of the frame it follows: a clock was set back, or the lead went to a machine whose clock is behind. Lengths of time around it are not exact."],
+  clock_skew: ["Clocks that went back", "A frame of the log has a time before that of the frame it follows. Nodes write no such log, whatever is done to their clocks: look for what else has written to it. Lengths of time around it are not exact."],
 };
 
 function card(parent, value, label, remark, bad = false) {
