@@ -307,6 +307,47 @@ def test_objects_may_lie_side_by_side(config: Config, first: str, second: str) -
     config.load(f"[sinks.a]\nkind='objects'\n{first}\n[sinks.b]\nkind='objects'\n{second}")
 
 
+NATS = "kind='nats'\nurl='nats://bus:4222'"
+DEEDS = "kind='governance'\nurl='nats://bus:4222'"
+KAFKA = "kind='kafka'\nurl='kafka://bus:9092'"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (NATS, NATS, "sinks.b.url is where sinks.a sends its messages; each needs a subject of its own"),
+        (
+            f"{NATS}\nsubject='lake'",
+            f"{DEEDS}\nsubject='lake'",
+            "sinks.b.subject is where sinks.a sends its messages; each needs a subject of its own",
+        ),
+        (
+            f"{KAFKA}\ntopic='lake'",
+            f"{KAFKA}\ntopic='lake'",
+            "sinks.b.topic is where sinks.a sends its records; each needs a topic of its own",
+        ),
+    ],
+)
+def test_two_sinks_do_not_send_under_one_name(config: Config, first: str, second: str, words: str) -> None:
+    [found] = config.problems(f"[sinks.a]\n{first}\n[sinks.b]\n{second}")
+    assert found.endswith(f": {words}")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (NATS, DEEDS),
+        (NATS, "kind='nats'\nurl='nats://elsewhere:4222'"),
+        (f"{NATS}\nshards=['u']", f"{NATS}\nshards=['v']"),
+        (KAFKA, f"{KAFKA}\ntopic='lake'"),
+        ("kind='webhook'\nurl='http://hook'", "kind='governance'\nurl='http://hook'"),
+    ],
+)
+def test_what_readers_can_tell_apart_may_go_to_one_server(config: Config, first: str, second: str) -> None:
+    text = f"[sinks.a]\n{first}\n[sinks.b]\n{second}\n[shards.u]\n[shards.v]"
+    assert len(config.load(text).settings.sinks) == 2
+
+
 @pytest.mark.parametrize(
     "more", ["shards=['v']\nkind='file'", "shards=['u']\nkind='sqlite'", "kind='file'\nenabled=false"]
 )

@@ -35,7 +35,15 @@ from omnirelay.node.shard_keys import (
     refused_field,
     related_fields,
 )
-from omnirelay.node.sink_keys import SINK_KEYS, fields_of_sink, place_alone, sink_problems, values_of_sink
+from omnirelay.node.sink_keys import (
+    SINK_KEYS,
+    fields_of_sink,
+    place_alone,
+    place_in_words,
+    sink_problems,
+    told_place,
+    values_of_sink,
+)
 from omnirelay.node.sources import NAMED, Entry, Source, place_of, read_environment, read_file, read_flags
 from omnirelay.node.toml_text import toml_key
 from omnirelay.replication.settings import SinkSettings
@@ -198,7 +206,7 @@ def _sinks(sources: Sequence[Source], namespaces: Sequence[str], reading: _Readi
 
 def _shared_files(sinks: Iterable[SinkSettings], data: Path, reading: _Reading) -> list[str]:
     """Sinks that would write in the same place: each takes files for its own, and cuts off what it did not write, or
-    extends the segments that the other is about to extend.
+    extends the segments that the other is about to extend, or mixes its messages with those of the other.
     """
     writers: dict[tuple[str, ...], list[SinkSettings]] = {}
     problems = []
@@ -210,14 +218,11 @@ def _shared_files(sinks: Iterable[SinkSettings], data: Path, reading: _Reading) 
         for other in others:
             if not sink.shards or not other.shards or set(sink.shards) & set(other.shards):
                 # A place that nobody named has the name of its sink, and no other has that.
-                named = next(each for each in (sink, other) if (each.path or each.url) is not None)
-                path = (SINKS, named.name, "path" if named.path is not None else "url")
-                what, alone = ("objects", "place") if sink.kind == "objects" else ("files", "directory")
+                named, key = next((each, key) for each in (sink, other) if (key := told_place(each)) is not None)
+                path = (SINKS, named.name, key)
                 first = toml_key((SINKS, (other if named is sink else sink).name))
-                problems.append(
-                    f"{place_of(reading.given[path].origin)}: {toml_key(path)} is where {first} writes its {what};"
-                    f" each needs a {alone} of its own"
-                )
+                words = place_in_words(place, first)
+                problems.append(f"{place_of(reading.given[path].origin)}: {toml_key(path)} {words}")
         others.append(sink)
     return problems
 

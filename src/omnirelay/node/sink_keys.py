@@ -30,6 +30,7 @@ from omnirelay.node.kinds import refused as refused_value
 from omnirelay.node.toml_text import toml_key, toml_value
 from omnirelay.replication.addresses import (
     SCHEMES,
+    default_subject,
     governance_target,
     holds_password,
     is_address,
@@ -295,6 +296,14 @@ def fields_of_sink(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": "", **own, "follow": FollowSettings(**{**otherwise, **follow})}
 
 
+_PLACES: Final = {
+    "objects": ("writes its objects", "place"),
+    "lines": ("writes its files", "directory"),
+    "nats": ("sends its messages", "subject"),
+    "kafka": ("sends its records", "topic"),
+}
+
+
 def place_alone(sink: SinkSettings, data: Path) -> tuple[str, ...] | None:
     """Where a sink that runs must be alone, equal for those that would be in each other's way; None for others."""
     if not sink.enabled:
@@ -306,9 +315,26 @@ def place_alone(sink: SinkSettings, data: Path) -> tuple[str, ...] | None:
         return ("objects", parts.scheme, parts.netloc, parts.path.strip("/"), *where)
     if sink.kind == "objects":
         return ("objects", os.path.realpath(data / _directory_of(sink)))
-    if sink.kind == "file" or (sink.kind == "governance" and sink.url is None):
+    carrier = governance_target(sink.url) if sink.kind == "governance" else sink.kind
+    if carrier == "file":
         return ("lines", os.path.realpath(data / _directory_of(sink)))
+    if carrier == "nats":
+        return (carrier, str(sink.url), sink.subject or default_subject(sink.kind))
+    if carrier == "kafka":
+        return (carrier, str(sink.url), sink.topic or default_subject(sink.kind))
     return None
+
+
+def told_place(sink: SinkSettings) -> str | None:
+    """The key that says where that is; None when nobody said so, and it has the name of the sink."""
+    named = {"path": sink.path, "subject": sink.subject, "topic": sink.topic, "url": sink.url}
+    return next((key for key, value in named.items() if value is not None), None)
+
+
+def place_in_words(place: tuple[str, ...], first: str) -> str:
+    """What is wrong with a key that leads to a place where a sink already is."""
+    what, alone = _PLACES[place[0]]
+    return f"is where {first} {what}; each needs a {alone} of its own"
 
 
 def _directory_of(sink: SinkSettings) -> str:
