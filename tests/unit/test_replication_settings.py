@@ -70,7 +70,7 @@ def test_the_page_lists_every_key_with_its_default() -> None:
 
 
 def test_a_sink_is_shown_and_its_lines_are_the_same_configuration(config: Config) -> None:
-    loaded = config.load(SNIPPETS[0])
+    loaded = config.load(f"{SNIPPETS[0]}\n[sinks.each]\nkind = 'objects'\nformat = 'json'")
     rows = show_rows(loaded)
     again = config.load("".join(f"{key} = {value}\n" for key, value, _ in rows))
     assert again.settings == loaded.settings
@@ -252,6 +252,51 @@ def test_the_environment_reaches_a_sink(config: Config) -> None:
         ),
         ("[sinks.a]\nkind='objects'\ncompact_at=1", "3: sinks.a.compact_at is 1, must be 0, or a whole number"),
         ("[sinks.a]\nkind='file'\nretention='1d'", '3: sinks.a.retention does not go with kind = "file"'),
+        *(
+            (
+                f"[sinks.a]\nkind='objects'\nformat='json'\n{key}",
+                f'4: sinks.a.{key.partition("=")[0]} does not go with kind = "objects", format = "json"',
+            )
+            for key in ("retention='1d'", "segment_bytes=9", "compact_at=4")
+        ),
+        *(
+            (f"[sinks.a]\nkind='{kind}'\nurl='{url}'", f"3: sinks.a.url {problem}")
+            for kind, url, problem in (
+                ("webhook", "http://", "names no server: http:// is followed by HOST or HOST:PORT"),
+                ("webhook", "https://[::1", "names no server: https:// is followed by HOST or HOST:PORT"),
+                ("otel", "http://x:99999/v1/logs", "names no server"),
+                ("otel", "http:///v1/logs", "names no server"),
+                ("governance", "http://:80", "names no server"),
+                ("nats", "nats://", "names no server: nats:// is followed by HOST:PORT, or by several with commas"),
+                ("nats", "nats://me@a:4222,,b:4222", "names no server"),
+                ("kafka", "kafka://a:9092,b:x", "names no server"),
+                ("objects", "s3://", "names no bucket: s3:// is followed by its name"),
+                ("objects", "az:///x", "names no bucket"),
+                ("objects", "file://", "is no address of a directory: write file:///and/its/path"),
+                ("objects", "file://host/x", "is no address of a directory"),
+            )
+        ),
+        *(
+            (
+                f"[sinks.a]\nkind='{kind}'\nurl='http://x'\nheaders={{'{name}'=\"{value}\"}}",
+                f"4: sinks.a.headers{problem}",
+            )
+            for kind, name, value, problem in (
+                ("webhook", "X Team", "a", '."X Team" is no name of a header'),
+                ("webhook", "", "a", '."" is no name of a header'),
+                ("webhook", "Idempotency-Key", "a", ".Idempotency-Key is what the sink says itself"),
+                ("otel", "content-type", "a", ".content-type is what the sink says itself"),
+                ("otel", "X-Team", "a\\nb", ".X-Team has characters that no header can have"),
+                ("governance", "X-Team", "\u00e4", ".X-Team has characters that no header can have"),
+            )
+        ),
+        *(
+            (
+                f"[sinks.a]\nkind='sqlite'\ntable='{name}'",
+                f'3: sinks.a.table is "{name}", which SQLite, or this sink, has',
+            )
+            for name in ("sqlite_events", "omnirelayowners")
+        ),
         ("sinks = 5", "1: sinks is 5, must be tables: [sinks.NAME]"),
         ("[sinks]\na = 5", "2: sinks.a is 5, must be a table: settings of a sink stand in [sinks.NAME]"),
     ],
