@@ -352,6 +352,30 @@ def test_objects_may_lie_side_by_side(config: Config, first: str, second: str) -
     config.load(f"[sinks.a]\nkind='objects'\n{first}\n[sinks.b]\nkind='objects'\n{second}")
 
 
+@pytest.mark.parametrize(
+    ("sink", "key"),
+    [
+        ("kind='file'\npath='.'", "path"),
+        ("kind='governance'\npath='x/..'", "path"),
+        ("kind='objects'\npath='./'", "path"),
+        ("kind='sqlite'\npath='orders'", "path"),
+        ("kind='objects'\nformat='json'\nurl='file://{data}'", "url"),
+    ],
+)
+def test_no_sink_writes_where_a_log_lies(config: Config, sink: str, key: str, tmp_path: Path) -> None:
+    text = f"[node]\ndata='{tmp_path}'\n[shards.orders]\n[shards.leases]\n[sinks.a]\n{sink.format(data=tmp_path)}"
+    [found] = config.problems(text)
+    assert f": sinks.a.{key} leads to where the log of orders lies; the sink needs a directory of its own" in found
+
+
+@pytest.mark.parametrize(
+    "sink",
+    ["kind='sqlite'\npath='.'", "kind='file'\npath='orders'", "kind='file'\npath='.'\nenabled=false", "kind='file'"],
+)
+def test_a_sink_may_write_beside_a_log(config: Config, sink: str) -> None:
+    assert len(config.load(f"[shards.orders]\n[shards.sinks]\n[sinks.a]\n{sink}").settings.sinks) == 1
+
+
 NATS = "kind='nats'\nurl='nats://bus:4222'"
 DEEDS = "kind='governance'\nurl='nats://bus:4222'"
 KAFKA = "kind='kafka'\nurl='kafka://bus:9092'"

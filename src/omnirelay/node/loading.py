@@ -38,6 +38,7 @@ from omnirelay.node.shard_keys import (
 from omnirelay.node.sink_keys import (
     SINK_KEYS,
     fields_of_sink,
+    log_in_the_way,
     place_alone,
     place_in_words,
     sink_problems,
@@ -95,6 +96,7 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
         raise InvalidConfiguration(reading.problems)
     node = NodeSection(**_node_fields(reading))
     shared = _shared_files(sinks, node.data, reading)
+    shared += _beside_logs(sinks, node.data, [shard.namespace for shard in shards], reading)
     if shared:
         raise InvalidConfiguration(shared)
     settings = NodeSettings(
@@ -224,6 +226,20 @@ def _shared_files(sinks: Iterable[SinkSettings], data: Path, reading: _Reading) 
                 words = place_in_words(place, first)
                 problems.append(f"{place_of(reading.given[path].origin)}: {toml_key(path)} {words}")
         others.append(sink)
+    return problems
+
+
+def _beside_logs(sinks: Iterable[SinkSettings], data: Path, namespaces: Sequence[str], reading: _Reading) -> list[str]:
+    """Sinks that would write into the directory of a log, which is to have one writer, and nothing else beside it."""
+    problems = []
+    for sink in sinks:
+        namespace, key = log_in_the_way(sink, data, namespaces), told_place(sink)
+        if namespace is not None and key is not None:
+            path = (SINKS, sink.name, key)
+            problems.append(
+                f"{place_of(reading.given[path].origin)}: {toml_key(path)} leads to where the log of {namespace} lies;"
+                " the sink needs a directory of its own"
+            )
     return problems
 
 

@@ -358,6 +358,19 @@ def place_in_words(place: tuple[str, ...], first: str) -> str:
     return f"is where {first} {what}; each needs a {alone} of its own"
 
 
+def log_in_the_way(sink: SinkSettings, data: Path, namespaces: Sequence[str]) -> str | None:
+    """The namespace whose log lies where a sink would write; None when it is alone there."""
+    carrier = governance_target(sink.url) if sink.kind == "governance" else sink.kind
+    is_directory = sink.url is None or scheme_of(sink.url) == "file"
+    if not sink.enabled or not is_directory or carrier not in ("file", "sqlite", "objects"):
+        return None
+    directory = data / _directory_of(sink)
+    # A table is a file in the directory itself, named after its shard; the others have a directory for each.
+    followed = [directory / name for name in namespaces if sink.follows(name)]
+    written = {os.path.realpath(each) for each in ([directory] if carrier == "sqlite" else followed)}
+    return next((name for name in namespaces if os.path.realpath(data / name) in written), None)
+
+
 def _directory_of(sink: SinkSettings) -> str:
     return unquote(urlsplit(sink.url).path) if sink.url is not None else sink.path or f"sinks/{sink.name}"
 
