@@ -271,8 +271,18 @@ def test_a_request_has_the_bytes_that_the_library_makes_of_it(events: list[Repli
         for scope in resource.scope_logs
         for record in scope.log_records
     ]
-    assert [(region, record.body.string_value.encode()) for region, record in records] == [
-        (event.region, event.json()) for event in events
+    latest_ms = (1 << 63) // 1_000_000
+    assert [
+        (region, record.body.string_value.encode(), record.time_unix_nano, record.severity_text)
+        for region, record in records
+    ] == [
+        (
+            event.region,
+            event.json(),
+            min(max(0, event.timestamp), latest_ms) * 1_000_000,
+            "WARN" if event.event_type == "Failed" else "INFO",
+        )
+        for event in events
     ]
     assert [
         (attributes[0].value.string_value, attributes[1].value.string_value, attributes[2].value.int_value)
