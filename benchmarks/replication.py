@@ -1,13 +1,14 @@
 """What leaves the node: events/s of every sink beside the log's own rate, and what callers notice of it, in one run.
 
-    python -m benchmarks.replication [--quick] [--only NAME,NAME] [--directory DIR] [--core plain|compiled]
+    python -m benchmarks.replication [--quick] [--only NAME,NAME] [--events N] [--directory DIR] [--core plain|compiled]
 
-A log of 1,000,000 events (a tenth with --quick) goes through each sink, delivered by the follower of a node in this
-process and confirmed by the target. Before and after each, the log is measured: durable cycles in batches of 1,000,
-three events each, as `benchmarks.kernel` has them. Then the node is loaded steadily: how far the sink is behind, and
-how long an enqueue takes without a sink, with it, and while it catches up with a long log. For comparison: without a
-sink and beside programs that do nothing but keep every processor busy. At last the receiver of a webhook is killed and
-started again: what callers notice of it while it is down, and while its sink comes back and catches up by itself.
+A log of 1,000,000 events (a tenth with --quick) goes through each sink, made anew for it, delivered by the follower of
+a node in this process and confirmed by the target. Before and after each, the log is measured: durable cycles in
+batches of 1,000, three events each, as `benchmarks.kernel` has them. Then the node is loaded steadily: how far the sink
+is behind, and how long an enqueue takes without a sink, with it, and while it catches up with a long log. For
+comparison: without a sink and beside programs that do nothing but keep every processor busy. At last the receiver of a
+webhook is killed and started again: what callers notice of it while it is down, and while its sink comes back and
+catches up by itself.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ from omnirelay.replication.settings import SinkSettings
 ROOT = Path(__file__).parent.parent
 EVENTS_PER_SECOND = 20_000
 """Of the steady load: a good deal less than the log takes, as a node should be run."""
-FEW_EVENTS = 20_000
 FEW_PER_SECOND = 600
 """The same for a sink that makes a file of every event."""
+FEW_OF_QUICK = 10
+"""Such a sink gets one event of so many with --quick, which is to be done soon."""
 RETRY_MAX_MS = 1_000
 """Of the sink that is down for a while, 30 s by default: they would be most of what is measured."""
 AIM = 1.0
@@ -52,12 +54,15 @@ AIM = 1.0
 
 class Scale(msgspec.Struct, frozen=True):
     events: int
+    few: int
+    """For a sink that makes a file of every event."""
     passes: int
     seconds: float
 
 
 class Row(msgspec.Struct):
     name: str
+    events: int
     rate: float
     log: float
     cpu_us: float
@@ -121,28 +126,20 @@ class Bench:
         self._log = Passes()
 
     async def run(self, targets: list[Target]) -> None:
-        async with (
-            open_shard(self._root / "rates") as rates,
-            open_shard(self._root / "node") as shard,
-            open_shard(self._root / "few") as few,
-        ):
+        async with open_shard(self._root / "rates") as rates:
             await cycles(rates, 1000, 2)
-            await _filled(shard, self._scale.events if any(not target.few for target in targets) else 0)
-            await _filled(few, FEW_EVENTS if any(target.few for target in targets) else 0)
             alone, rate = await loaded(rates, self._scale.seconds, EVENTS_PER_SECOND)
-            print(
-                f"\n{shard.last_sequence:,} events, {EVENTS_PER_SECOND:,} events/s while loaded ({rate:,.0f} reached)"
-            )
+            print(f"\n{EVENTS_PER_SECOND:,} events/s while loaded ({rate:,.0f} reached)")
             with busy_programs():
                 beside, _ = await loaded(rates, self._scale.seconds, EVENTS_PER_SECOND)
             print(f"enqueue p50/p99 with no sink: {alone} ms; beside a busy program for each processor: {beside} ms")
             print("ratio: to what the log took before and after each; enqueue, lag: p50/p99 in ms")
             print("catching up: the same while the sink has a long log to catch up with, and events/s of the sink then")
             print("CPU: per event, of the node and of the processes that make what its sinks write")
-            print(f"*: a log of {few.last_sequence:,} events, and {FEW_PER_SECOND:,} events/s while loaded\n")
+            print(f"*: {FEW_PER_SECOND:,} events/s while loaded\n")
             print(
-                f"{'':18} {'events/s':>9} {'log ev/s':>9} {'ratio':>6} {'CPU us':>7} {'lag':>17} {'enqueue':>11}"
-                f" {'catching up':>20}  load",
+                f"{'':18} {'events':>9} {'events/s':>9} {'log ev/s':>9} {'ratio':>6} {'CPU us':>7}"
+                f" {'lag':>17} {'enqueue':>11} {'catching up':>20}  load",
                 flush=True,
             )
             reached = []
@@ -150,11 +147,11 @@ class Bench:
                 if is_missing(target):
                     print(f"{target.name:18} not fetched: make kafka")
                     continue
-                row = await self._measure(target, few if target.few else shard, rates)
+                row = await self._measured(target, rates)
                 print(
-                    f"{row.name:18} {row.rate:>9,.0f} {row.log:>9,.0f} {row.rate / row.log:>6.2f} {row.cpu_us:>7.2f}"
-                    f" {row.lag!s:>17}"
-                    f" {row.healthy!s:>11} {row.catching_up!s:>12} {row.catching_up_rate:>7,.0f}  {row.load}",
+                    f"{row.name:18} {row.events:>9,} {row.rate:>9,.0f} {row.log:>9,.0f} {row.rate / row.log:>6.2f}"
+                    f" {row.cpu_us:>7.2f} {row.lag!s:>17} {row.healthy!s:>11}"
+                    f" {row.catching_up!s:>12} {row.catching_up_rate:>7,.0f}  {row.load}",
                     flush=True,
                 )
                 if target.aims:
@@ -175,8 +172,16 @@ class Bench:
             found.append(rate)
         return found
 
-    async def _measure(self, target: Target, shard: Shard, rates: Shard) -> Row:
-        place = self._root / target.name.replace(", ", "_")
+    async def _measured(self, target: Target, rates: Shard) -> Row:
+        place = self._root / target.option
+        try:
+            async with open_shard(place / "node") as shard:
+                await _filled(shard, self._scale.few if target.few else self._scale.events)
+                return await self._measure(target, place, shard, rates)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
+
+    async def _measure(self, target: Target, place: Path, shard: Shard, rates: Shard) -> Row:
         load, per_second = Load.now(), FEW_PER_SECOND if target.few else EVENTS_PER_SECOND
         with target.served() as (_, url):
             around = await self._rate_of_log(rates)
@@ -184,8 +189,9 @@ class Bench:
             began, cpu = time.perf_counter(), time.process_time()
             async with replicating(shard, target.settings(url, place / "first"), place) as replication:
                 [follower] = replication.followers
-                # The last delivery may not be full, and would wait for company.
-                await confirmed(follower, last - follower.settings.batch_events)
+                # The last delivery may not be full, and would wait for company; of few events it is all there is.
+                full = last - follower.settings.batch_events
+                await confirmed(follower, full if full > 0 else last)
                 done, elapsed, cpu = follower.checkpoint, time.perf_counter() - began, time.process_time() - cpu
                 cpu += cpu_of(replication.workshop.pids)
                 await confirmed(follower, last)
@@ -199,9 +205,9 @@ class Bench:
                 catching_up, _ = await loaded(shard, self._scale.seconds, per_second)
                 caught_up = replication.followers[0].checkpoint / (time.perf_counter() - began)
         words = load.since()
-        shutil.rmtree(place, ignore_errors=True)
         return Row(
             target.name + "*" * target.few,
+            last,
             done / elapsed,
             statistics.median(around),
             cpu / done * 1e6,
@@ -255,16 +261,26 @@ async def _filled(shard: Shard, events: int) -> None:
         await cycles(shard, 1000, min(3, -(-(events - shard.last_sequence) // 12_000)))
 
 
+def chosen_targets(only: str | None) -> list[Target]:
+    """Raises ArgumentTypeError for a name that no sink begins with."""
+    names = only.split(",") if only else [""]
+    for name in names:
+        if not any(target.option.startswith(name) for target in TARGETS):
+            options = ", ".join(target.option for target in TARGETS)
+            raise argparse.ArgumentTypeError(f"no sink begins with {name!r}; there are {options}")
+    return [target for target in TARGETS if target.option.startswith(tuple(names))]
+
+
 async def measure(arguments: argparse.Namespace) -> None:
     root = Path(tempfile.mkdtemp(prefix="omnirelay-bench-", dir=arguments.directory))
-    scale = Scale(100_000, 2, 3.0) if arguments.quick else Scale(1_000_000, 4, 10.0)
-    names = arguments.only.split(",") if arguments.only else []
-    targets = [target for target in TARGETS if not names or any(target.name.startswith(name) for name in names)]
+    events = arguments.events or (100_000 if arguments.quick else 1_000_000)
+    few = events // FEW_OF_QUICK if arguments.quick else events
+    scale = Scale(events, few, 2, 3.0) if arguments.quick else Scale(events, few, 4, 10.0)
     try:
         tune_process()
         bench = Bench(root, scale)
-        await bench.run(targets)
-        if not names or "webhook" in names:
+        await bench.run(arguments.only)
+        if any(target.kind == "webhook" for target in arguments.only):
             await bench.down()
     finally:
         shutil.rmtree(root)
@@ -294,7 +310,14 @@ def main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, for a first look")
-    parser.add_argument("--only", help="names of sinks, or how they begin, with commas between")
+    parser.add_argument(
+        "--only",
+        type=chosen_targets,
+        default=chosen_targets(None),
+        metavar="NAME,NAME",
+        help=f"these sinks, or those that begin so: {', '.join(target.option for target in TARGETS)}",
+    )
+    parser.add_argument("--events", type=int, help="of the log that goes through each sink")
     parser.add_argument("--directory", help="where to write (a real disk); default: the system's temporary directory")
     parser.add_argument("--core", choices=["plain", "compiled"], default="compiled", help="which core to measure")
     parser.add_argument("--here", help=argparse.SUPPRESS)

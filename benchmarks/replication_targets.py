@@ -37,7 +37,12 @@ class Target(msgspec.Struct, frozen=True):
     aims: bool = False
     """It is to be as fast as the log."""
     few: bool = False
-    """It makes a file of every event: it gets a short log and a small load, or it would never be done."""
+    """It makes a file of every event: it gets a small load, or it would never keep up."""
+
+    @property
+    def option(self) -> str:
+        """The name on the command line."""
+        return self.name.replace(", ", "-").lower()
 
     def settings(self, url: str | None, path: Path, **follow_otherwise: Any) -> SinkSettings:
         """`path` is a place of its own: no delivery finds anything there."""

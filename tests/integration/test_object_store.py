@@ -184,7 +184,19 @@ class Swapping(LocalObjectStore):
         return won and data != b"late"
 
 
-@pytest.mark.parametrize("kind", [Overwriting, Forgetting, Swapping])
+class LookingFirst(LocalObjectStore):
+    """What a server does that looks, and then writes: the second one that came in the same moment hears that it won."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._one_at_a_time = asyncio.Lock()
+
+    async def put_if_absent(self, key: str, data: bytes) -> bool:
+        async with self._one_at_a_time:
+            return await super().put_if_absent(key, data) or data == b"1"
+
+
+@pytest.mark.parametrize("kind", [Overwriting, Forgetting, Swapping, LookingFirst])
 async def test_a_store_without_one_winner_is_refused(tmp_path: Path, kind: type[LocalObjectStore]) -> None:
     with pytest.raises(SegmentStoreUnusable, match="has no put-if-absent to rely on"):
         await prove_one_winner(kind(tmp_path))

@@ -481,6 +481,18 @@ async def test_a_refused_event_is_parked_with_its_reason_and_the_rest_goes_on(re
         assert sum(4 in each for each in sink.deliveries) == refusals_max
 
 
+async def test_a_parked_event_that_is_delivered_again_gets_as_many_tries_as_at_first() -> None:
+    async with memory_shard() as shard:
+        await enqueued(shard, *items(8))
+        sink = Recorder(refusing(4))
+        settings = msgspec.structs.replace(QUICK, refusals_max=3)
+        async with following(shard, sink, settings=settings) as follower:
+            for tries in (3, 6):
+                await caught_up(follower, shard)
+                assert sum(4 in each for each in sink.deliveries) == tries
+                await follower.reset(0)
+
+
 @pytest.mark.parametrize(("sink_type", "on_refusal"), [(Recorder, "block"), (Rebuilding, "park")])
 async def test_a_refused_event_blocks_by_option_and_always_where_a_state_is_rebuilt(
     sink_type: type[Recorder], on_refusal: Any

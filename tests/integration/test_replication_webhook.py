@@ -19,7 +19,7 @@ from omnirelay.errors import Unavailable
 from omnirelay.replication.governance import governance_schema
 from omnirelay.replication.sinks import ReplicationSink, SinkRefused, SinkUnusable
 from omnirelay.replication.webhook import WebhookSink
-from omnirelay.testing.sinks import SHARD, SinkConformance, made_events
+from omnirelay.testing.sinks import LOG_ID, SHARD, SinkConformance, made_events
 from tests.integration.nodes import Http
 from tests.integration.test_replication_node import ITEM, caught_up, node_with
 from tests.integration.test_replication_node import sink as settings_of
@@ -109,6 +109,7 @@ async def test_governance_goes_to_a_webhook_as_lines_of_its_schema(receiver: Rec
         await http.call("complete", {"acks": [done]})
         await http.call("fail", {"acks": [failed]})
         await caught_up(node)
+        log_id = node.components[0].shard().log.log_id
     lines = [line for _, body in receiver.posts for line in msgspec.json.decode(body)["events"]]
     actions = Counter(line["action"] for line in lines)
     assert actions == {"enqueue": 3, "grant": 2, "heartbeat": 1, "completion": 1, "failure": 1}
@@ -122,18 +123,19 @@ async def test_governance_goes_to_a_webhook_as_lines_of_its_schema(receiver: Rec
         assert headers["x-team"] == "governance"
         read = msgspec.json.decode(body)
         first, last = sequences(read)[0], sequences(read)[-1]
-        assert headers["idempotency-key"] == f"resourcelease:{first}-{last}"
+        assert headers["idempotency-key"] == f"governance:resourcelease:{log_id}:{first}-{last}"
         signature = hmac.new(SECRET, body, hashlib.sha256).hexdigest()
         assert headers["x-omnirelay-signature"] == f"sha256={signature}"
 
 
 async def test_a_delivery_is_signed_and_has_a_key_by_which_a_repeat_is_known(receiver: Receiver) -> None:
     sink = WebhookSink(receiver.url, secret=SECRET, headers={"Authorization": "Bearer x"})
+    sink.of_log(LOG_ID)
     await deliver(sink, EVENTS[:3])
     await deliver(sink, EVENTS[:3])
     (headers, body), again = receiver.posts
     assert again[1] == body
-    assert headers["idempotency-key"] == again[0]["idempotency-key"] == f"{SHARD}:1-3"
+    assert headers["idempotency-key"] == again[0]["idempotency-key"] == f"{SHARD}:{LOG_ID}:1-3"
     assert headers["x-omnirelay-signature"] == f"sha256={hmac.new(SECRET, body, hashlib.sha256).hexdigest()}"
     assert (headers["authorization"], headers["content-type"]) == ("Bearer x", "application/json")
     read = msgspec.json.decode(body)

@@ -16,7 +16,7 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, StorageType, StreamConfig
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from omnirelay.errors import Unavailable
 from omnirelay.replication.events import ReplicatedEvent
@@ -24,7 +24,7 @@ from omnirelay.replication.governance import governance_schema
 from omnirelay.replication.nats_stream import NatsSink
 from omnirelay.replication.settings import FollowSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkRefused, SinkUnusable
-from omnirelay.testing.sinks import SHARD, SinkConformance, made_event, made_events
+from omnirelay.testing.sinks import LOG_ID, SHARD, SinkConformance, made_event, made_events
 from tests.integration.nodes import Http
 from tests.integration.shards import soon
 from tests.integration.test_replication_node import ITEM, caught_up, node_with
@@ -57,6 +57,10 @@ async def messages(server: NatsServer, stream: str, **how: Any) -> list[Msg]:
     return list(await with_stream(server, read, **how))
 
 
+async def messages_left(server: NatsServer, stream: str) -> int:
+    return int((await with_stream(server, lambda context: context.stream_info(stream))).state.messages)
+
+
 def sequences(found: Sequence[Msg]) -> list[int]:
     return [int((message.headers or {})["OmniRelay-Sequence"]) for message in found]
 
@@ -79,8 +83,11 @@ class TestNatsSink(SinkConformance):
         return sequences(await messages(self.server, name_of(directory)))
 
 
-async def deliver(server: NatsServer, name: str, *batches: Sequence[ReplicatedEvent], **how: Any) -> None:
+async def deliver(
+    server: NatsServer, name: str, *batches: Sequence[ReplicatedEvent], log_id: str = LOG_ID, **how: Any
+) -> None:
     sink = NatsSink(server.url, **{"subject": name, "stream": name, **how})
+    sink.of_log(log_id)
     try:
         assert await sink.open(SHARD) is None
         for batch in batches:
@@ -99,7 +106,7 @@ async def test_a_message_has_the_event_and_headers_to_sort_it_by(nats_server: Na
     assert first.data == made_event(1).json()
     assert first.subject == f"{name}.{SHARD}"
     assert first.headers == {
-        "Nats-Msg-Id": f"{name}.{SHARD}/1",
+        "Nats-Msg-Id": f"{name}.{SHARD}/{LOG_ID}/1",
         "Nats-Expected-Stream": name,
         "OmniRelay-Shard": SHARD,
         "OmniRelay-Sequence": "1",
@@ -113,6 +120,42 @@ async def test_the_stream_itself_leaves_out_what_it_has(nats_server: NatsServer,
     events = made_events(50)
     await deliver(nats_server, name, events[:30], events[10:], events)
     assert sequences(await messages(nats_server, name)) == [event.sequence for event in events]
+
+
+async def test_events_of_another_log_are_not_taken_for_those_of_the_same_numbers(
+    nats_server: NatsServer, name: str
+) -> None:
+    await deliver(nats_server, name, made_events(5))
+    await deliver(nats_server, name, made_events(5), log_id="begun-anew")
+    assert sequences(await messages(nats_server, name)) == [event.sequence for event in made_events(5)] * 2
+
+
+@pytest.mark.parametrize("kept", ["nothing", "another shard", "the end"])
+async def test_what_was_purged_is_filled_in_again(nats_server: NatsServer, name: str, kept: str) -> None:
+    events = made_events(20)
+    await deliver(nats_server, name, events[:10], events[10:])
+    if kept == "another shard":
+        await with_stream(nats_server, lambda context: context.publish(f"{name}.other", b"{}"))
+    purges: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        "another shard": {"subject": f"{name}.{SHARD}"},
+        "the end": {"keep": 5},
+    }
+    await with_stream(nats_server, lambda context: context.purge_stream(name, **purges[kept]))
+    # As long as it lasts: the stream remembers ids for two minutes.
+    await deliver(nats_server, name, events[:10], events[10:], events[10:])
+    found = [each for each in await messages(nats_server, name) if each.subject == f"{name}.{SHARD}"]
+    expected = [event.sequence for event in events]
+    assert sequences(found) == (expected[-5:] if kept == "the end" else []) + expected
+
+
+async def test_what_was_consumed_does_not_come_again(nats_server: NatsServer, name: str) -> None:
+    queue = StreamConfig(name=name, subjects=[f"{name}.>"], retention=RetentionPolicy.WORK_QUEUE)
+    await with_stream(nats_server, lambda context: context.add_stream(queue))
+    await deliver(nats_server, name, made_events(5))
+    await with_stream(nats_server, lambda context: context.purge_stream(name))
+    await deliver(nats_server, name, made_events(5))
+    assert await messages_left(nats_server, name) == 0
 
 
 async def test_a_stream_is_made_in_files_for_all_shards(nats_server: NatsServer, name: str) -> None:

@@ -11,17 +11,21 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from omnirelay.errors import Unavailable
 from omnirelay.replication.addresses import governance_target, holds_password
+from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.kafka_topic import KafkaSink
 from omnirelay.replication.kinds import SinkPlace, make_sink
 from omnirelay.replication.loops import OneLoop
 from omnirelay.replication.nats_stream import NatsSink, _covers, _credentials, _servers
-from omnirelay.replication.otel_logs import OtelSink, request_of
+from omnirelay.replication.otel_logs import OtelSink
+from omnirelay.replication.otel_records import request_of
 from omnirelay.replication.postgres_rows import storable
 from omnirelay.replication.settings import OWN_KINDS, SinkSettings
 from omnirelay.replication.sinks import ReplicationSink, SinkUnusable
@@ -226,7 +230,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 
 def test_a_record_has_the_event_and_what_is_needed_to_find_it() -> None:
     good, bad = made_event(1), made_event(2, event_type="Failed")
-    [resource] = request_of([good, bad]).resource_logs
+    [resource] = ExportLogsServiceRequest.FromString(request_of([good, bad])).resource_logs
     assert {each.key: each.value.string_value for each in resource.resource.attributes} == {
         "service.name": "omnirelay",
         "cloud.region": "local",
@@ -240,6 +244,50 @@ def test_a_record_has_the_event_and_what_is_needed_to_find_it() -> None:
     assert attributes["omnirelay.sequence"].int_value == 1
     assert attributes["omnirelay.event.type"].string_value == "Enqueue"
     assert attributes["omnirelay.shard"].string_value == SHARD
+
+
+TIMES = st.sampled_from([-1, 0, 1, 1_700_000_000_000, (1 << 63) // 1_000_000, 1 << 62])
+RECORDED = st.builds(
+    lambda sequence, event_type, shard, region, timestamp, text: ReplicatedEvent(
+        shard, sequence, sequence - 1, event_type, timestamp, msgspec.json.encode({"body": text}), region
+    ),
+    st.integers(0, (1 << 63) - 1),
+    st.sampled_from(["Enqueue", "Failed", "Später"]),
+    st.sampled_from(["jobs", "grün"]),
+    st.sampled_from(["local", "eu", ""]),
+    TIMES,
+    st.text().flatmap(lambda text: st.sampled_from([text, text * 200, text * 20_000])),
+)
+
+
+@given(st.lists(RECORDED, max_size=8))
+def test_a_request_has_the_bytes_that_the_library_makes_of_it(events: list[ReplicatedEvent]) -> None:
+    made = request_of(events)
+    request = ExportLogsServiceRequest.FromString(made)
+    assert request.SerializeToString() == made
+    records = [
+        (resource.resource.attributes[1].value.string_value, record)
+        for resource in request.resource_logs
+        for scope in resource.scope_logs
+        for record in scope.log_records
+    ]
+    latest_ms = (1 << 63) // 1_000_000
+    assert [
+        (region, record.body.string_value.encode(), record.time_unix_nano, record.severity_text)
+        for region, record in records
+    ] == [
+        (
+            event.region,
+            event.json(),
+            min(max(0, event.timestamp), latest_ms) * 1_000_000,
+            "WARN" if event.event_type == "Failed" else "INFO",
+        )
+        for event in events
+    ]
+    assert [
+        (attributes[0].value.string_value, attributes[1].value.string_value, attributes[2].value.int_value)
+        for attributes in (record.attributes for _, record in records)
+    ] == [(event.event_type, event.shard, event.sequence) for event in events]
 
 
 # -- a loop of its own ---------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_the_page_lists_every_key_with_its_default() -> None:
 
 
 def test_a_sink_is_shown_and_its_lines_are_the_same_configuration(config: Config) -> None:
-    loaded = config.load(SNIPPETS[0])
+    loaded = config.load(f"{SNIPPETS[0]}\n[sinks.each]\nkind = 'objects'\nformat = 'json'")
     rows = show_rows(loaded)
     again = config.load("".join(f"{key} = {value}\n" for key, value, _ in rows))
     assert again.settings == loaded.settings
@@ -252,6 +252,51 @@ def test_the_environment_reaches_a_sink(config: Config) -> None:
         ),
         ("[sinks.a]\nkind='objects'\ncompact_at=1", "3: sinks.a.compact_at is 1, must be 0, or a whole number"),
         ("[sinks.a]\nkind='file'\nretention='1d'", '3: sinks.a.retention does not go with kind = "file"'),
+        *(
+            (
+                f"[sinks.a]\nkind='objects'\nformat='json'\n{key}",
+                f'4: sinks.a.{key.partition("=")[0]} does not go with kind = "objects", format = "json"',
+            )
+            for key in ("retention='1d'", "segment_bytes=9", "compact_at=4")
+        ),
+        *(
+            (f"[sinks.a]\nkind='{kind}'\nurl='{url}'", f"3: sinks.a.url {problem}")
+            for kind, url, problem in (
+                ("webhook", "http://", "names no server: http:// is followed by HOST or HOST:PORT"),
+                ("webhook", "https://[::1", "names no server: https:// is followed by HOST or HOST:PORT"),
+                ("otel", "http://x:99999/v1/logs", "names no server"),
+                ("otel", "http:///v1/logs", "names no server"),
+                ("governance", "http://:80", "names no server"),
+                ("nats", "nats://", "names no server: nats:// is followed by HOST:PORT, or by several with commas"),
+                ("nats", "nats://me@a:4222,,b:4222", "names no server"),
+                ("kafka", "kafka://a:9092,b:x", "names no server"),
+                ("objects", "s3://", "names no bucket: s3:// is followed by its name"),
+                ("objects", "az:///x", "names no bucket"),
+                ("objects", "file://", "is no address of a directory: write file:///and/its/path"),
+                ("objects", "file://host/x", "is no address of a directory"),
+            )
+        ),
+        *(
+            (
+                f"[sinks.a]\nkind='{kind}'\nurl='http://x'\nheaders={{'{name}'=\"{value}\"}}",
+                f"4: sinks.a.headers{problem}",
+            )
+            for kind, name, value, problem in (
+                ("webhook", "X Team", "a", '."X Team" is no name of a header'),
+                ("webhook", "", "a", '."" is no name of a header'),
+                ("webhook", "Idempotency-Key", "a", ".Idempotency-Key is what the sink says itself"),
+                ("otel", "content-type", "a", ".content-type is what the sink says itself"),
+                ("otel", "X-Team", "a\\nb", ".X-Team has characters that no header can have"),
+                ("governance", "X-Team", "\u00e4", ".X-Team has characters that no header can have"),
+            )
+        ),
+        *(
+            (
+                f"[sinks.a]\nkind='sqlite'\ntable='{name}'",
+                f'3: sinks.a.table is "{name}", which SQLite, or this sink, has',
+            )
+            for name in ("sqlite_events", "omnirelayowners")
+        ),
         ("sinks = 5", "1: sinks is 5, must be tables: [sinks.NAME]"),
         ("[sinks]\na = 5", "2: sinks.a is 5, must be a table: settings of a sink stand in [sinks.NAME]"),
     ],
@@ -305,6 +350,71 @@ def test_two_sinks_do_not_write_objects_in_the_same_place(config: Config, first:
 )
 def test_objects_may_lie_side_by_side(config: Config, first: str, second: str) -> None:
     config.load(f"[sinks.a]\nkind='objects'\n{first}\n[sinks.b]\nkind='objects'\n{second}")
+
+
+@pytest.mark.parametrize(
+    ("sink", "key"),
+    [
+        ("kind='file'\npath='.'", "path"),
+        ("kind='governance'\npath='x/..'", "path"),
+        ("kind='objects'\npath='./'", "path"),
+        ("kind='sqlite'\npath='orders'", "path"),
+        ("kind='objects'\nformat='json'\nurl='file://{data}'", "url"),
+    ],
+)
+def test_no_sink_writes_where_a_log_lies(config: Config, sink: str, key: str, tmp_path: Path) -> None:
+    text = f"[node]\ndata='{tmp_path}'\n[shards.orders]\n[shards.leases]\n[sinks.a]\n{sink.format(data=tmp_path)}"
+    [found] = config.problems(text)
+    assert f": sinks.a.{key} leads to where the log of orders lies; the sink needs a directory of its own" in found
+
+
+@pytest.mark.parametrize(
+    "sink",
+    ["kind='sqlite'\npath='.'", "kind='file'\npath='orders'", "kind='file'\npath='.'\nenabled=false", "kind='file'"],
+)
+def test_a_sink_may_write_beside_a_log(config: Config, sink: str) -> None:
+    assert len(config.load(f"[shards.orders]\n[shards.sinks]\n[sinks.a]\n{sink}").settings.sinks) == 1
+
+
+NATS = "kind='nats'\nurl='nats://bus:4222'"
+DEEDS = "kind='governance'\nurl='nats://bus:4222'"
+KAFKA = "kind='kafka'\nurl='kafka://bus:9092'"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (NATS, NATS, "sinks.b.url is where sinks.a sends its messages; each needs a subject of its own"),
+        (
+            f"{NATS}\nsubject='lake'",
+            f"{DEEDS}\nsubject='lake'",
+            "sinks.b.subject is where sinks.a sends its messages; each needs a subject of its own",
+        ),
+        (
+            f"{KAFKA}\ntopic='lake'",
+            f"{KAFKA}\ntopic='lake'",
+            "sinks.b.topic is where sinks.a sends its records; each needs a topic of its own",
+        ),
+    ],
+)
+def test_two_sinks_do_not_send_under_one_name(config: Config, first: str, second: str, words: str) -> None:
+    [found] = config.problems(f"[sinks.a]\n{first}\n[sinks.b]\n{second}")
+    assert found.endswith(f": {words}")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (NATS, DEEDS),
+        (NATS, "kind='nats'\nurl='nats://elsewhere:4222'"),
+        (f"{NATS}\nshards=['u']", f"{NATS}\nshards=['v']"),
+        (KAFKA, f"{KAFKA}\ntopic='lake'"),
+        ("kind='webhook'\nurl='http://hook'", "kind='governance'\nurl='http://hook'"),
+    ],
+)
+def test_what_readers_can_tell_apart_may_go_to_one_server(config: Config, first: str, second: str) -> None:
+    text = f"[sinks.a]\n{first}\n[sinks.b]\n{second}\n[shards.u]\n[shards.v]"
+    assert len(config.load(text).settings.sinks) == 2
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,15 @@ async def test_a_new_generation_does_not_hide_a_gap() -> None:
     assert sink.events == EVENTS[:5]
 
 
+async def test_a_log_that_lost_what_a_sink_has_is_not_followed_over_its_jump() -> None:
+    sink = MemorySink()
+    await sink.apply(EVENTS[:8])
+    # Restored from event 5, it goes on far above: its numbers alone look as if nothing were missing.
+    with pytest.raises(SinkGap, match="came after 8, but in the log it follows 5"):
+        await sink.apply([msgspec.structs.replace(EVENTS[12], previous=5)])
+    assert sink.events == EVENTS[:8]
+
+
 # -- events --------------------------------------------------------------------------------------
 
 

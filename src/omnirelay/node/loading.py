@@ -35,7 +35,16 @@ from omnirelay.node.shard_keys import (
     refused_field,
     related_fields,
 )
-from omnirelay.node.sink_keys import SINK_KEYS, fields_of_sink, place_alone, sink_problems, values_of_sink
+from omnirelay.node.sink_keys import (
+    SINK_KEYS,
+    fields_of_sink,
+    log_in_the_way,
+    place_alone,
+    place_in_words,
+    sink_problems,
+    told_place,
+    values_of_sink,
+)
 from omnirelay.node.sources import NAMED, Entry, Source, place_of, read_environment, read_file, read_flags
 from omnirelay.node.toml_text import toml_key
 from omnirelay.replication.settings import SinkSettings
@@ -87,6 +96,7 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
         raise InvalidConfiguration(reading.problems)
     node = NodeSection(**_node_fields(reading))
     shared = _shared_files(sinks, node.data, reading)
+    shared += _beside_logs(sinks, node.data, [shard.namespace for shard in shards], reading)
     if shared:
         raise InvalidConfiguration(shared)
     settings = NodeSettings(
@@ -198,7 +208,7 @@ def _sinks(sources: Sequence[Source], namespaces: Sequence[str], reading: _Readi
 
 def _shared_files(sinks: Iterable[SinkSettings], data: Path, reading: _Reading) -> list[str]:
     """Sinks that would write in the same place: each takes files for its own, and cuts off what it did not write, or
-    extends the segments that the other is about to extend.
+    extends the segments that the other is about to extend, or mixes its messages with those of the other.
     """
     writers: dict[tuple[str, ...], list[SinkSettings]] = {}
     problems = []
@@ -210,15 +220,26 @@ def _shared_files(sinks: Iterable[SinkSettings], data: Path, reading: _Reading) 
         for other in others:
             if not sink.shards or not other.shards or set(sink.shards) & set(other.shards):
                 # A place that nobody named has the name of its sink, and no other has that.
-                named = next(each for each in (sink, other) if (each.path or each.url) is not None)
-                path = (SINKS, named.name, "path" if named.path is not None else "url")
-                what, alone = ("objects", "place") if sink.kind == "objects" else ("files", "directory")
+                named, key = next((each, key) for each in (sink, other) if (key := told_place(each)) is not None)
+                path = (SINKS, named.name, key)
                 first = toml_key((SINKS, (other if named is sink else sink).name))
-                problems.append(
-                    f"{place_of(reading.given[path].origin)}: {toml_key(path)} is where {first} writes its {what};"
-                    f" each needs a {alone} of its own"
-                )
+                words = place_in_words(place, first)
+                problems.append(f"{place_of(reading.given[path].origin)}: {toml_key(path)} {words}")
         others.append(sink)
+    return problems
+
+
+def _beside_logs(sinks: Iterable[SinkSettings], data: Path, namespaces: Sequence[str], reading: _Reading) -> list[str]:
+    """Sinks that would write into the directory of a log, which is to have one writer, and nothing else beside it."""
+    problems = []
+    for sink in sinks:
+        namespace, key = log_in_the_way(sink, data, namespaces), told_place(sink)
+        if namespace is not None and key is not None:
+            path = (SINKS, sink.name, key)
+            problems.append(
+                f"{place_of(reading.given[path].origin)}: {toml_key(path)} leads to where the log of {namespace} lies;"
+                " the sink needs a directory of its own"
+            )
     return problems
 
 

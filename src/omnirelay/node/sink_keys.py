@@ -30,7 +30,10 @@ from omnirelay.node.kinds import refused as refused_value
 from omnirelay.node.toml_text import toml_key, toml_value
 from omnirelay.replication.addresses import (
     SCHEMES,
+    address_problem,
+    default_subject,
     governance_target,
+    header_problems,
     holds_password,
     is_address,
     property_problems,
@@ -46,6 +49,7 @@ from omnirelay.replication.settings import (
     SinkSettings,
     followed_otherwise,
     is_table_name,
+    is_taken_in_sqlite,
     kind_names,
 )
 
@@ -94,6 +98,12 @@ def _properties(kind: Kind, value: Mapping[str, str], written: object) -> None:
         raise Wrong([(f".{toml_key([name])}", what) for name, what in problems])
 
 
+def _headers(kind: Kind, value: Mapping[str, str], written: object) -> None:
+    problems = header_problems(value)
+    if problems:
+        raise Wrong([(f".{toml_key([name])}", what) for name, what in problems])
+
+
 def _table(kind: Kind, value: str, written: object) -> None:
     if not is_table_name(value):
         raise refused_value(value, "1 to 63 letters, digits and underscores, not beginning with a digit")
@@ -126,7 +136,7 @@ _OWN_KEYS = [
     key_for(_SINK, "table", Text(), _table, "Name of the table."),
     key_for(_SINK, "url", Text(), anything, "Address of the target; what it may begin with depends on the kind."),
     key_for(_SINK, "secret_file", Text(), _file, "File with the key of the signature, below node.data."),
-    key_for(_SINK, "headers", TextTable(), anything, "Headers that are sent along."),
+    key_for(_SINK, "headers", TextTable(), _headers, "Headers that are sent along."),
     key_for(_SINK, "password_file", Text(), _file, "File with the password or token for the target, below node.data."),
     key_for(_SINK, "subject", Auto(Text()), _subject, "What subjects of NATS begin with; that of the shard follows."),
     key_for(_SINK, "stream", Auto(Text()), _stream, "Stream of JetStream that keeps the subjects."),
@@ -214,15 +224,19 @@ _KEYS_OF_KINDS: Final[Mapping[str, frozenset[str]]] = {
         {"path", "url", "format", "segment_bytes", "compact_at", "retention", "retention_ms", "options"}
     ),
 }
+_OF_SEGMENTS = frozenset({"segment_bytes", "compact_at", "retention", "retention_ms"})
+"""What is asked of segments, and means nothing for one object per event."""
 _FILES_TOO = frozenset({"governance", "objects"})
 """Kinds that have a path when they have no address."""
 _ANY_OF_A_KIND = frozenset({"options"}).union(*_KEYS_OF_KINDS.values())
 
 
-def _fitting(kind: str, url: str | None) -> frozenset[str]:
+def _fitting(kind: str, url: str | None, layout: ObjectFormat) -> frozenset[str]:
     """The keys that go with a kind. Those of governance are those of the kind that carries its lines, and `url`."""
     if kind == "governance":
         return _KEYS_OF_KINDS[governance_target(url)] | {"url"}
+    if kind == "objects" and layout == "json":
+        return _KEYS_OF_KINDS[kind] - _OF_SEGMENTS
     return _KEYS_OF_KINDS.get(kind, frozenset({"options"}))
 
 
@@ -250,6 +264,9 @@ def sink_problems(
     kind = given.get("kind")
     if kind is None:
         return problems if "kind" in refused else [*problems, ("kind", f"is missing: {', '.join(kind_names())}")]
+    table = given.get("table", _SINK.table)
+    if kind == "sqlite" and is_taken_in_sqlite(table):
+        problems.append(("table", f"is {toml_value(table)}, which SQLite, or this sink, has a table of its own for"))
     return [*problems, *_address_problems(kind, given, refused), *_unfitting(kind, given, refused)]
 
 
@@ -262,8 +279,11 @@ def _address_problems(kind: str, given: Mapping[str, Any], refused: Collection[s
         # A URL may hold a password: only the scheme is repeated.
         scheme = toml_value(url.split(":")[0])
         return [("url", f"is {scheme}, must be an address that begins with {schemes_in_words(kind)}")]
-    if "password_file" in _fitting(kind, url) and holds_password(url):
+    if "password_file" in _fitting(kind, url, _SINK.format) and holds_password(url):
         return [("url", "holds a password, which everybody who sees the configuration sees; use password_file")]
+    problem = address_problem(url) if kind in SCHEMES else None
+    if problem is not None:
+        return [("url", problem)]
     return [("url", "and path exclude each other")] if kind in _FILES_TOO and "path" in given else []
 
 
@@ -271,9 +291,11 @@ def _unfitting(kind: str, given: Mapping[str, Any], refused: Collection[str]) ->
     url = given.get("url")
     if kind == "governance" and "url" in refused:
         return []  # Nobody knows where to; what goes with it is not known either.
-    fitting = _fitting(kind, url)
+    layout = given.get("format", _SINK.format)
+    fitting = _fitting(kind, url, layout)
     by_address = kind == "governance" and url is not None
     where = f", url = {scheme_of(url)}://…" if by_address and url is not None else ""
+    where += ', format = "json"' if kind == "objects" and layout == "json" else ""
     told = {"path"} if by_address else set()
     problems = [
         (key_of_field(key), f'does not go with kind = "{kind}"{where}')
@@ -295,6 +317,14 @@ def fields_of_sink(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": "", **own, "follow": FollowSettings(**{**otherwise, **follow})}
 
 
+_PLACES: Final = {
+    "objects": ("writes its objects", "place"),
+    "lines": ("writes its files", "directory"),
+    "nats": ("sends its messages", "subject"),
+    "kafka": ("sends its records", "topic"),
+}
+
+
 def place_alone(sink: SinkSettings, data: Path) -> tuple[str, ...] | None:
     """Where a sink that runs must be alone, equal for those that would be in each other's way; None for others."""
     if not sink.enabled:
@@ -306,9 +336,39 @@ def place_alone(sink: SinkSettings, data: Path) -> tuple[str, ...] | None:
         return ("objects", parts.scheme, parts.netloc, parts.path.strip("/"), *where)
     if sink.kind == "objects":
         return ("objects", os.path.realpath(data / _directory_of(sink)))
-    if sink.kind == "file" or (sink.kind == "governance" and sink.url is None):
+    carrier = governance_target(sink.url) if sink.kind == "governance" else sink.kind
+    if carrier == "file":
         return ("lines", os.path.realpath(data / _directory_of(sink)))
+    if carrier == "nats":
+        return (carrier, str(sink.url), sink.subject or default_subject(sink.kind))
+    if carrier == "kafka":
+        return (carrier, str(sink.url), sink.topic or default_subject(sink.kind))
     return None
+
+
+def told_place(sink: SinkSettings) -> str | None:
+    """The key that says where that is; None when nobody said so, and it has the name of the sink."""
+    named = {"path": sink.path, "subject": sink.subject, "topic": sink.topic, "url": sink.url}
+    return next((key for key, value in named.items() if value is not None), None)
+
+
+def place_in_words(place: tuple[str, ...], first: str) -> str:
+    """What is wrong with a key that leads to a place where a sink already is."""
+    what, alone = _PLACES[place[0]]
+    return f"is where {first} {what}; each needs a {alone} of its own"
+
+
+def log_in_the_way(sink: SinkSettings, data: Path, namespaces: Sequence[str]) -> str | None:
+    """The namespace whose log lies where a sink would write; None when it is alone there."""
+    carrier = governance_target(sink.url) if sink.kind == "governance" else sink.kind
+    is_directory = sink.url is None or scheme_of(sink.url) == "file"
+    if not sink.enabled or not is_directory or carrier not in ("file", "sqlite", "objects"):
+        return None
+    directory = data / _directory_of(sink)
+    # A table is a file in the directory itself, named after its shard; the others have a directory for each.
+    followed = [directory / name for name in namespaces if sink.follows(name)]
+    written = {os.path.realpath(each) for each in ([directory] if carrier == "sqlite" else followed)}
+    return next((name for name in namespaces if os.path.realpath(data / name) in written), None)
 
 
 def _directory_of(sink: SinkSettings) -> str:
@@ -318,7 +378,7 @@ def _directory_of(sink: SinkSettings) -> str:
 def values_of_sink(sink: SinkSettings) -> dict[str, Any]:
     """The value of every key, by its field. Keys that do not go with the kind are as if they were not there."""
     values = {**msgspec.structs.asdict(sink), **msgspec.structs.asdict(sink.follow)}
-    fitting = _fitting(sink.kind, sink.url)
+    fitting = _fitting(sink.kind, sink.url, sink.format)
     return {
         key.field: values[key.field]
         for key in SINK_KEYS.values()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
     "webhook": ("http", "https"),
@@ -18,6 +19,20 @@ SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
 """What an address of each kind may begin with."""
 
 _BUSES: Final = ("nats", "kafka")
+_OF_SERVERS: Final = ("nats", "tls", "kafka")
+
+OWN_HEADERS: Final = frozenset(
+    {
+        "content-type",
+        "content-encoding",
+        "content-length",
+        "transfer-encoding",
+        "idempotency-key",
+        "x-omnirelay-signature",
+    }
+)
+_TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_VISIBLE: Final = re.compile(r"[!-~]([\t -~]*[!-~])?|")
 
 FIXED_PROPERTIES: Final[Mapping[str, str]] = {
     "enable.idempotence": "true",
@@ -38,6 +53,57 @@ def scheme_of(url: str) -> str:
 
 def is_address(kind: str, url: str) -> bool:
     return url.lower().startswith(tuple(f"{scheme}://" for scheme in SCHEMES[kind]))
+
+
+def address_problem(url: str) -> str | None:
+    """Why an address leads nowhere, though it begins as it should; None when it may lead somewhere. What it holds is
+    not repeated: it may be a secret.
+    """
+    scheme = scheme_of(url)
+    if scheme in ("http", "https"):
+        return None if _is_server(url) else f"names no server: {scheme}:// is followed by HOST or HOST:PORT"
+    if scheme in _OF_SERVERS:
+        servers = url.partition("://")[2].rstrip("/").split(",")
+        if all(_is_server(f"//{server.rpartition('://')[2].strip()}") for server in servers):
+            return None
+        return f"names no server: {scheme}:// is followed by HOST:PORT, or by several with commas between them"
+    if scheme == "file":
+        parts = _parts(url)
+        if parts is not None and parts.netloc in ("", "localhost") and parts.path.strip("/"):
+            return None
+        return "is no address of a directory: write file:///and/its/path"
+    if scheme in SCHEMES["objects"]:
+        parts = _parts(url)
+        return None if parts is not None and parts.netloc else f"names no bucket: {scheme}:// is followed by its name"
+    return None
+
+
+def _is_server(url: str) -> bool:
+    parts = _parts(url)
+    try:
+        return parts is not None and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _parts(url: str) -> SplitResult | None:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return None
+
+
+def header_problems(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Which headers cannot be sent along, and why. Their values may be secrets, and are not repeated."""
+    problems = []
+    for name, value in headers.items():
+        if not _TOKEN.fullmatch(name):
+            problems.append((name, "is no name of a header"))
+        elif name.lower() in OWN_HEADERS:
+            problems.append((name, "is what the sink says itself"))
+        elif not _VISIBLE.fullmatch(value):
+            problems.append((name, "has characters that no header can have: those of ASCII, in one line"))
+    return problems
 
 
 def schemes_in_words(kind: str) -> str:
@@ -63,9 +129,8 @@ def without_secrets(url: str) -> str:
 
 
 def holds_password(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
+    parts = _parts(url)
+    if parts is None:
         return False  # It will be refused as no address at all.
     named = (name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True))
     return parts.password is not None or any("password" in name for name in named)

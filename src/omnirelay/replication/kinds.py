@@ -60,12 +60,14 @@ def _sqlite(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
 # made.
 
 
-def _webhook(settings: SinkSettings, place: SinkPlace, line_of: LineOf = whole_event) -> ReplicationSink:
+def _webhook(
+    settings: SinkSettings, place: SinkPlace, line_of: LineOf = whole_event, lines_are: str = ""
+) -> ReplicationSink:
     from omnirelay.replication.webhook import WebhookSink
 
     assert settings.url is not None
     secret = _secret(settings, place)
-    return WebhookSink(settings.url, secret=secret, headers=settings.headers, line_of=line_of)
+    return WebhookSink(settings.url, secret=secret, headers=settings.headers, line_of=line_of, lines_are=lines_are)
 
 
 def _postgres(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
@@ -141,7 +143,7 @@ def _governance(settings: SinkSettings, place: SinkPlace) -> ReplicationSink:
     if target == "kafka":
         return _kafka(settings, place, line_of)
     if settings.url is not None:
-        return _webhook(settings, place, line_of)
+        return _webhook(settings, place, line_of, settings.kind)
     path = _path(settings, place)
     return FileSink(path, rotate_bytes=settings.rotate_bytes, line_of=line_of, keeps_all=False)
 

@@ -23,6 +23,8 @@ class _Error(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     error: _Error | None = None
+    seq: int = 0
+    duplicate: bool = False
 
 
 _read_answer = msgspec.json.Decoder(_Answer).decode
@@ -37,6 +39,8 @@ class Acknowledgements:
         self._first = 0
         self._missing = 0
         self._all_taken: asyncio.Future[None] | None = None
+        self.first_left_out: int | None = None
+        """Of what the stream recognised by its id, and so did not take in again: the lowest number it has there."""
 
     async def listen(self, connection: Client) -> None:
         self._inbox = connection.new_inbox()
@@ -46,6 +50,7 @@ class Acknowledgements:
         """Done when the next `count` messages are acknowledged, failed as soon as one of them is refused."""
         self._first = self._sent + 1
         self._missing = count
+        self.first_left_out = None
         self._all_taken = asyncio.get_running_loop().create_future()
         # When sending fails nobody is left to ask for it.
         self._all_taken.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -71,10 +76,12 @@ class Acknowledgements:
         if (message.headers or {}).get("Status") == "503":
             self._fail("no stream takes the subject")
             return
-        error = _read_answer(message.data).error
-        if error is not None:
-            self._fail(error.description)
+        answer = _read_answer(message.data)
+        if answer.error is not None:
+            self._fail(answer.error.description)
             return
+        if answer.duplicate:
+            self.first_left_out = min(answer.seq, self.first_left_out or answer.seq)
         self._missing -= 1
         if not self._missing:
             self._all_taken.set_result(None)

@@ -1,17 +1,23 @@
 """Events into a stream of NATS JetStream, one message each.
 
     subject                {subject}.{shard}
-    Nats-Msg-Id            {subject}.{shard}/{sequence}: a stream leaves out what it has had a short while ago
+    Nats-Msg-Id            {subject}.{shard}/{log}/{sequence}: a stream leaves out what it has had a short while ago
     OmniRelay-Shard, OmniRelay-Sequence, OmniRelay-Event-Type
 
 A delivery counts when the stream has acknowledged every message of it. They are sent without waiting for each other:
 the stream takes them in the order of the connection, so that what it has of a delivery that failed is its beginning.
+
+A stream remembers ids for longer than messages: of one that was purged it leaves out what comes again, and calls that
+taken. So where it left something out, it is asked whether that is still there; if not, all of the delivery is sent once
+more under other ids.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -29,8 +35,10 @@ with extra("nats"):
     from nats.aio.client import Client
     from nats.errors import Error as NatsError
     from nats.js import JetStreamContext
-    from nats.js.api import DiscardPolicy, StorageType, StreamConfig
+    from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
     from nats.js.errors import NotFoundError
+
+_log = logging.getLogger("omnirelay.replication")
 
 _CLOSE_SECONDS = 1.0
 _HEADER_BYTES = 1_024
@@ -71,14 +79,25 @@ class NatsSink:
         self._line_of = line_of
         self._seconds = timeout_ms / 1000
         self._connection: Client | None = None
+        self._context: JetStreamContext | None = None
         self._acknowledgements = Acknowledgements()
         self._said: str | None = None
         self._size_max = 0
         self._one_by_one = False
+        self._keeps = False
+        """Messages stay until they are too old or too many, or somebody purges them."""
+        self._log_id = ""
+        self._ids = ""
+        """What ids begin with."""
         self._loop = OneLoop("omnirelay-nats-sink")
+
+    def of_log(self, log_id: str) -> None:
+        """Of another log the same numbers are other events."""
+        self._log_id = log_id
 
     async def open(self, shard: str) -> int | None:
         self._subject = f"{self._root}.{shard}"
+        self._ids = f"{self._subject}/{self._log_id}"
         if not all(self._subject.split(".")):
             raise SinkUnusable(f"{self._subject} is no subject: the shard {shard} needs a name without empty parts")
         await self._loop.run(lambda: self._explained(self._connected))
@@ -139,8 +158,8 @@ class NatsSink:
             closed_cb=self._on_closed,
             **self._credentials,
         )
-        context = connection.jetstream(timeout=self._seconds)
-        self._one_by_one, self._size_max = await self._find_stream(context, connection.max_payload)
+        self._context = context = connection.jetstream(timeout=self._seconds)
+        await self._find_stream(context, connection.max_payload)
         await self._acknowledgements.listen(connection)
         return connection
 
@@ -159,8 +178,8 @@ class NatsSink:
             except (NatsError, OSError):
                 return  # A server that hangs takes no farewell either.
 
-    async def _find_stream(self, context: JetStreamContext, payload_max: int) -> tuple[bool, int]:
-        """Whether messages have to go one by one, and how large each may be."""
+    async def _find_stream(self, context: JetStreamContext, payload_max: int) -> None:
+        """Learn whether messages have to go one by one, and how large each may be."""
         try:
             found = (await context.stream_info(self._stream)).config
         except NotFoundError:
@@ -174,10 +193,11 @@ class NatsSink:
                 f" {', '.join(found.subjects or ()) or 'none'}"
             )
         sizes = (payload_max, found.max_msg_size or -1)
-        size_max = min(size for size in sizes if size > 0) - _HEADER_BYTES
+        self._size_max = min(size for size in sizes if size > 0) - _HEADER_BYTES
         # A stream that refuses what is too much may refuse one message and take the next; then none may follow it.
         limited = any((limit or -1) > 0 for limit in (found.max_msgs, found.max_bytes, found.max_msgs_per_subject))
-        return found.discard == DiscardPolicy.NEW and limited, size_max
+        self._one_by_one = found.discard == DiscardPolicy.NEW and limited
+        self._keeps = found.retention == RetentionPolicy.LIMITS
 
     async def _publish(self, events: Sequence[ReplicatedEvent]) -> None:
         connection = await self._connected()
@@ -189,7 +209,19 @@ class NatsSink:
                 raise SinkRefused(message, sequence=event.sequence)
         at_once = 1 if self._one_by_one else max(1, len(lines))
         for start in range(0, len(lines), at_once):
-            await self._acknowledged(connection, lines[start : start + at_once])
+            await self._take_in(connection, lines[start : start + at_once])
+
+    async def _take_in(self, connection: Client, lines: Sequence[Line]) -> None:
+        await self._acknowledged(connection, lines)
+        left_out = self._acknowledgements.first_left_out
+        if left_out is None or not self._keeps:
+            return
+        assert self._context is not None
+        found = await self._context.stream_info(self._stream, subjects_filter=self._subject)
+        if left_out < found.state.first_seq or not found.state.subjects:
+            _log.warning("nats_stream_purged", extra={"stream": self._stream, "subject": self._subject})
+            self._ids = f"{self._subject}/{self._log_id}/behind-{found.state.last_seq}"
+            await self._acknowledged(connection, lines)
 
     async def _acknowledged(self, connection: Client, lines: Sequence[Line]) -> None:
         all_taken = self._acknowledgements.expect(len(lines))
@@ -202,12 +234,17 @@ class NatsSink:
         return {
             # Should another stream take the subject over, this one is not to believe itself acknowledged.
             "Nats-Expected-Stream": self._stream,
-            "Nats-Msg-Id": f"{self._subject}/{event.sequence}",
+            "Nats-Msg-Id": f"{self._ids}/{event.sequence}",
             "OmniRelay-Shard": event.shard,
             "OmniRelay-Sequence": str(event.sequence),
             # A type of a later version may have a name that no header takes.
-            "OmniRelay-Event-Type": quote(event.event_type, safe=" "),
+            "OmniRelay-Event-Type": _quoted(event.event_type),
         }
+
+
+@lru_cache(maxsize=256)
+def _quoted(event_type: str) -> str:
+    return quote(event_type, safe=" ")
 
 
 def _servers(url: str) -> list[str]:

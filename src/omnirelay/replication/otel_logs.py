@@ -14,7 +14,6 @@ from __future__ import annotations
 import gzip
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from itertools import groupby
 from typing import Final
 
 import httpx
@@ -23,30 +22,18 @@ from omnirelay._version import __version__
 from omnirelay.client.connections import http_options
 from omnirelay.errors import Unavailable
 from omnirelay.replication.addresses import is_address, without_secrets
-from omnirelay.replication.events import ReplicatedEvent, json_of
+from omnirelay.replication.events import ReplicatedEvent
 from omnirelay.replication.extras import extra
+from omnirelay.replication.otel_records import request_of
 from omnirelay.replication.settings import FollowSettings
 from omnirelay.replication.sinks import SinkRefused, SinkUnusable
 from omnirelay.replication.threads import OneThread
 
 with extra("otel"):
-    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
-        ExportLogsServiceRequest,
-        ExportLogsServiceResponse,
-    )
-    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
-    from opentelemetry.proto.logs.v1.logs_pb2 import (
-        SEVERITY_NUMBER_INFO,
-        SEVERITY_NUMBER_WARN,
-        LogRecord,
-        ResourceLogs,
-        ScopeLogs,
-    )
-    from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
     DecodeError: type[Exception] = import_module("google.protobuf.message").DecodeError
 
-_WARNINGS: Final = frozenset({"Failed", "Expired", "DeadLettered", "GenerationStarted"})
 _REFUSED: Final = frozenset({400, 413, 415, 422})
 
 
@@ -101,11 +88,11 @@ class OtelSink:
         self._send(events[:half])
         self._send(events[half:])
 
-    def _post(self, request: ExportLogsServiceRequest) -> str | None:
+    def _post(self, request: bytes) -> str | None:
         """Why the receiver refused some of it, None when it took everything. Raises when it is to be tried again."""
         if self._client is None:
             self._client = httpx.Client(timeout=self._seconds, **http_options(self._url))
-        body = gzip.compress(request.SerializeToString(), compresslevel=1)
+        body = gzip.compress(request, compresslevel=1)
         try:
             response = self._client.post(self._url, content=body, headers=self._headers)
         except httpx.HTTPError as error:
@@ -123,41 +110,3 @@ class OtelSink:
         if not partial.rejected_log_records:
             return None
         return f"{partial.rejected_log_records} rejected, {partial.error_message or 'no reason given'}"
-
-
-def request_of(events: Sequence[ReplicatedEvent]) -> ExportLogsServiceRequest:
-    """The request that carries these, in order."""
-    scope = InstrumentationScope(name="omnirelay.replication", version=__version__)
-    return ExportLogsServiceRequest(
-        resource_logs=[
-            ResourceLogs(
-                resource=Resource(attributes=[_text("service.name", "omnirelay"), _text("cloud.region", region)]),
-                scope_logs=[ScopeLogs(scope=scope, log_records=_records(list(group)))],
-            )
-            for region, group in groupby(events, key=lambda event: event.region)
-        ]
-    )
-
-
-def _records(events: Sequence[ReplicatedEvent]) -> list[LogRecord]:
-    return [_record(event, text.decode()) for event, text in zip(events, json_of(events), strict=True)]
-
-
-def _record(event: ReplicatedEvent, text: str) -> LogRecord:
-    warns = event.event_type in _WARNINGS
-    return LogRecord(
-        # What lies outside of the range that the field has is no time anyway; the body has it.
-        time_unix_nano=min(max(0, event.timestamp), (1 << 63) // 1_000_000) * 1_000_000,
-        severity_number=SEVERITY_NUMBER_WARN if warns else SEVERITY_NUMBER_INFO,
-        severity_text="WARN" if warns else "INFO",
-        body=AnyValue(string_value=text),
-        attributes=[
-            _text("omnirelay.event.type", event.event_type),
-            _text("omnirelay.shard", event.shard),
-            KeyValue(key="omnirelay.sequence", value=AnyValue(int_value=event.sequence)),
-        ],
-    )
-
-
-def _text(key: str, value: str) -> KeyValue:
-    return KeyValue(key=key, value=AnyValue(string_value=value))

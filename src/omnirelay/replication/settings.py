@@ -17,6 +17,8 @@ OWN_KINDS: Final = ("file", "sqlite", "webhook", "postgres", "nats", "kafka", "o
 ROTATE_BYTES: Final = 64 * 1024 * 1024
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 TABLE: Final = "ResourceLeaseReplicationEvents"
+OWNERS_TABLE: Final = "OmniRelayOwners"
+"""Stands beside the table of an SQLite sink, and says whose that is."""
 
 OnRefusal = Literal["park", "block"]
 ObjectFormat = Literal["parquet", "jsonl", "json"]
@@ -114,6 +116,11 @@ def followed_otherwise(kind: str, layout: ObjectFormat) -> Mapping[str, Any]:
 
 def is_table_name(name: str) -> bool:
     return _TABLE_NAME.fullmatch(name) is not None
+
+
+def is_taken_in_sqlite(name: str) -> bool:
+    """Whether a table of events cannot be called so in SQLite: names that it keeps for itself, and ours."""
+    return name.lower().startswith("sqlite_") or name.lower() == OWNERS_TABLE.lower()
 
 
 def foreign_kinds() -> dict[str, EntryPoint]:

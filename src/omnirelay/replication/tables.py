@@ -20,7 +20,7 @@ from omnirelay.replication.made import Made
 from omnirelay.replication.making import make
 from omnirelay.replication.owners import Newest, newest_of, of_another_log
 from omnirelay.replication.rows import Row, rows_of
-from omnirelay.replication.settings import TABLE, is_table_name
+from omnirelay.replication.settings import OWNERS_TABLE, TABLE, is_table_name
 from omnirelay.replication.sinks import SinkUnusable, TargetChanged, not_writable
 from omnirelay.replication.table_shape import TableShape
 from omnirelay.replication.threads import OneThread
@@ -38,7 +38,6 @@ _PAGE_BYTES: Final = 32_768
 _CACHE_KIB: Final = 16 * 1024
 """Of pages in memory: all that a delivery writes. What does not fit is written while others are still being made."""
 
-_OWNERS: Final = "OmniRelayOwners"
 """The table that says which log the rows of each table came from."""
 
 _TAKES_ARRAYS: Final = "ENABLE_CARRAY" in apsw.compile_options
@@ -91,7 +90,7 @@ class SqliteSink:
     def __init__(self, directory: Path, *, table: str = TABLE) -> None:
         if not is_table_name(table):
             raise SinkUnusable(f"{table!r} is not a name for a table")
-        if table.lower() == _OWNERS.lower():
+        if table.lower() == OWNERS_TABLE.lower():
             raise SinkUnusable(f"{table!r} is the name of a table that says whose the others are")
         self._directory = directory
         self._table = table
@@ -154,10 +153,10 @@ class SqliteSink:
 
     def _check_owner(self, database: apsw.Connection) -> bool:
         """Whether this log is known for the owner of the table. Raises SinkUnusable when another one is."""
-        if not database.table_exists(None, _OWNERS):
+        if not database.table_exists(None, OWNERS_TABLE):
             return False
         owner = database.execute(
-            f"select shard, log_id from {_OWNERS} where table_name = ?", (self._table.lower(),)
+            f"select shard, log_id from {OWNERS_TABLE} where table_name = ?", (self._table.lower(),)
         ).fetchone()
         if owner is not None and self._log_id is not None and owner[1] != self._log_id:
             raise of_another_log(f"{self._table} in {self._path}", str(owner[0]), str(owner[1]))
@@ -171,11 +170,11 @@ class SqliteSink:
         if not is_empty and self._check_owner(database):
             return
         database.execute(
-            f"create table if not exists {_OWNERS} (table_name text primary key, shard text not null,"
+            f"create table if not exists {OWNERS_TABLE} (table_name text primary key, shard text not null,"
             " log_id text not null) without rowid"
         )
         database.execute(
-            f"insert or replace into {_OWNERS} values (?, ?, ?)", (self._table.lower(), self._shard, self._log_id)
+            f"insert or replace into {OWNERS_TABLE} values (?, ?, ?)", (self._table.lower(), self._shard, self._log_id)
         )
 
     async def prepare(self, commits: Commits) -> None:

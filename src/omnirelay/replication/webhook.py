@@ -1,7 +1,7 @@
 """Events by HTTP: POSTed in batches, signed, with a key by which a receiver recognises what it has had.
 
     POST url
-    Idempotency-Key: {shard}:{first}-{last}
+    Idempotency-Key: {shard}:{log}:{first}-{last}, with `governance:` before it where it is no events that are sent
     X-OmniRelay-Signature: sha256={HMAC of the body, in hexadecimal}
 
     {"shard": "…", "first": 1, "last": 9, "events": [ … ]}
@@ -42,8 +42,11 @@ class WebhookSink:
         secret: bytes | None = None,
         headers: dict[str, str] | None = None,
         line_of: Callable[[ReplicatedEvent], bytes | None] = whole_event,
+        lines_are: str = "",
     ) -> None:
-        """`line_of` makes the JSON of an event, None for one that is not sent."""
+        """`line_of` makes the JSON of an event, None for one that is not sent. `lines_are` says what it makes, where
+        that is no event: whoever takes both must not take one for a repetition of the other.
+        """
         if not url.startswith(("http://", "https://")):
             raise SinkUnusable("the url of a webhook begins with http:// or https://")
         self._url = url
@@ -51,7 +54,13 @@ class WebhookSink:
         self._secret = secret
         self._headers = headers
         self._line_of = line_of
+        self._kind = f"{lines_are}:" if lines_are else ""
+        self._log_id = ""
         self._client: httpx.AsyncClient | None = None
+
+    def of_log(self, log_id: str) -> None:
+        """Of another log the same numbers are other events."""
+        self._log_id = log_id
 
     async def open(self, shard: str) -> int | None:
         if self._client is None:
@@ -90,7 +99,7 @@ class WebhookSink:
         )
         headers = {
             "content-type": "application/json",
-            "idempotency-key": f"{first.shard}:{first.sequence}-{last.sequence}",
+            "idempotency-key": f"{self._kind}{first.shard}:{self._log_id}:{first.sequence}-{last.sequence}",
         }
         if self._secret is not None:
             headers["x-omnirelay-signature"] = f"sha256={hmac.new(self._secret, body, hashlib.sha256).hexdigest()}"
