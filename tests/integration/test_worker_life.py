@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -512,6 +513,55 @@ async def test_health_is_red_when_the_node_refuses_again_and_again(wrong: str) -
             said = worker.health()
             assert not said.ok
             assert ("elsewhere" if wrong == "namespace" else "leaseDurationMs") in said.reason
+
+
+async def test_pongs_do_not_keep_a_worker_green_whose_heartbeats_get_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As from a node whose disk hangs: its event loop, and with it every pong, goes on."""
+    handlers = Handlers()
+    over, disk = asyncio.Event(), asyncio.Event()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        await over.wait()
+
+    options = QueueOptions(lease_duration_ms=60_000, heartbeat_interval_ms=HEARTBEAT_MS)
+    async with running_node(options=options) as node, Client(node.url) as client:
+        log = node.components[0].shard().log
+        append = log.append
+
+        async def hang(frame: Any, expected: Any) -> Any:
+            await disk.wait()
+            return await append(frame, expected)
+
+        async with working(handlers, node.url, silent_ms_max=3_000) as worker:
+            item = await client.enqueue("job", "x")
+            await until(lambda: worker.health().running == 1 and worker.health().ok)
+            monkeypatch.setattr(log, "append_now", lambda frame, expected: None)
+            monkeypatch.setattr(log, "append", hang)
+            await until(lambda: not worker.health().ok)
+            assert "has not answered" in worker.health().reason
+            disk.set()
+            await until(lambda: worker.health().ok)
+            over.set()
+            assert (await ended(client, item.sequence_id)).attempt == 1
+
+
+async def test_health_is_red_when_every_outcome_is_refused() -> None:
+    """Somebody else ends the leases of this worker: it works, and nothing of it counts."""
+    handlers = Handlers()
+
+    async with running_node() as node, Client(node.url) as client:
+
+        @handlers.handle("job")
+        async def run(job: Job) -> None:
+            await client.release(job.lease)
+
+        async with working(handlers, node.url, silent_ms_max=300) as worker:
+            await client.enqueue("job", "x")
+            await until(lambda: not worker.health().ok)
+            assert "has refused everything" in worker.health().reason
 
 
 # -- the node stops ------------------------------------------------------------------------------

@@ -448,10 +448,13 @@ class StreamConnection(WebSocketLink):
     async def aclose(self) -> None:
         """Say goodbye; whoever still waits for an answer gets ConnectionLost."""
         self.close()
-        for _ in range(100):
-            if self._gone:
-                return
-            await asyncio.sleep(0.01)
+        try:
+            for _ in range(100):
+                if self._gone:
+                    return
+                await asyncio.sleep(0.01)
+        finally:
+            self._abort()  # The node does not say goodbye, and the loop may be over before it could.
 
 
 def _share_out(outcomes: list[asyncio.Future[Outcome]], done: asyncio.Future[list[Outcome]]) -> None:
