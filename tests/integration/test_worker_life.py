@@ -199,14 +199,14 @@ async def reported(client: Client, sequence_id: int, data: int) -> None:
             progress = (await client.get(sequence_id)).progress
 
 
-async def _report_twice(job: Job, again: asyncio.Event) -> None:
+async def report_twice(job: Job, again: asyncio.Event) -> None:
     job.report(data=1)
     await again.wait()
     job.report(data=2)
 
 
 async def known_to_have_begun(client: Client, ids: list[int], again: asyncio.Event) -> None:
-    """Jobs that `_report_twice`: a second report goes out when the first is answered, and with that answer the worker
+    """Jobs that `report_twice`: a second report goes out when the first is answered, and with that answer the worker
     learns that the node has heard of the beginning. Reported at once, the two would go out as one.
     """
     for data in (1, 2):
@@ -223,7 +223,7 @@ async def test_leases_in_work_outlive_a_drop_and_a_kill_of_the_node(tmp_path: Pa
     @handlers.handle("job")
     async def run(job: Job) -> str:
         begun.append(job.sequence_id)
-        await _report_twice(job, again)
+        await report_twice(job, again)
         await gate.wait()
         return "done"
 
@@ -256,7 +256,7 @@ async def test_what_is_begun_stays_begun_over_drops_that_come_too_fast_for_an_an
     @handlers.handle("job")
     async def run(job: Job) -> None:
         begun.append(job.sequence_id)
-        await _report_twice(job, again)
+        await report_twice(job, again)
         await gate.wait()
 
     async with (
