@@ -11,11 +11,16 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Relay
+from tests.cli.processes import DevNode
 from tests.patience import PATIENCE_S
 
 JOBS = """
+import asyncio
 import multiprocessing
+import sqlite3
 import threading
 from pathlib import Path
 from omnirelay import GiveUp, Handlers
@@ -52,6 +57,32 @@ def get_stuck(job):
 async def block_the_loop(job):
     Path("begun").touch()
     wait_for_ever()
+
+@handlers.handle("native")
+async def block_the_loop_in_native_code(job):
+    Path("begun").touch()
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    sqlite3.connect(":memory:").execute(numbers).fetchone()
+
+@handlers.handle("idle")
+async def wait_idly(job):
+    Path("idle").touch()
+    await asyncio.Event().wait()
+
+@handlers.handle("until")
+async def wait_for_a_file(job):
+    Path("begun").touch()
+    while not Path("go").exists():
+        await asyncio.sleep(0.05)
+
+@handlers.handle("stubborn")
+async def do_not_end(job):
+    Path("begun").touch()
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
 """
 
 
@@ -100,9 +131,12 @@ def test_a_signal_to_a_child_of_a_handler_ends_the_child_and_not_the_worker(rela
     assert (worker.returncode, "completed 2" in said) == (0, True), said
 
 
-def test_a_second_signal_ends_a_worker_whose_event_loop_a_handler_blocks(relay: Relay, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["blocked", "native"])
+def test_a_second_signal_ends_a_worker_whose_event_loop_a_handler_blocks(
+    relay: Relay, tmp_path: Path, kind: str
+) -> None:
     worker = start_worker(relay, tmp_path, "jobs:handlers")
-    relay.ok("enqueue", "blocked", "b")
+    relay.ok("enqueue", kind, "b")
     wait_for(tmp_path / "begun", worker)
     worker.send_signal(signal.SIGTERM)
     while worker.poll() is None:
@@ -140,6 +174,61 @@ def test_a_worker_ends_after_its_budget_though_a_handler_in_a_thread_goes_on(rel
     assert worker.returncode == 0, said
     assert "1 handler does not stop and is cut off" in said
     assert relay.ok("get", stuck, "-o", "json").json["item"]["state"] == "leased"
+
+
+def leased_or_not(relay: Relay, sequence_id: int) -> tuple[str, int]:
+    item = relay.ok("get", sequence_id, "-o", "json").json["item"]
+    return item["state"], item["attempt"]
+
+
+@pytest.mark.parametrize("kind", ["blocked", "native"])
+def test_a_worker_ends_after_its_budget_though_a_handler_blocks_its_event_loop(
+    relay: Relay, tmp_path: Path, kind: str
+) -> None:
+    """What was not begun and what merely waits is somebody else's at once, the attempt not burned."""
+    worker = start_worker(relay, tmp_path, "jobs:handlers", "--stop-budget", "100ms", "--concurrency", "2")
+    idle = relay.ok("enqueue", "idle", "i", "-o", "json").json["sequenceId"]
+    wait_for(tmp_path / "idle", worker)
+    blocking = relay.ok("enqueue", kind, "b", "-o", "json").json["sequenceId"]
+    wait_for(tmp_path / "begun", worker)
+    prefetched = relay.enqueue("a")
+    worker.terminate()
+    _, said = worker.communicate(timeout=PATIENCE_S)
+    assert worker.returncode == 0, said
+    assert "stopping; 2 jobs get 0.1s to finish" in said
+    assert "1 handler does not stop and is cut off" in said
+    assert "completed 0, failed 0, released 1" in said
+    assert leased_or_not(relay, blocking) == ("leased", 1)
+    assert leased_or_not(relay, idle) == ("ready", 1)
+    assert leased_or_not(relay, prefetched)[0] == "ready"
+
+
+def test_a_worker_ends_after_its_budget_though_a_handler_swallows_its_cancellation(
+    relay: Relay, tmp_path: Path
+) -> None:
+    worker = start_worker(relay, tmp_path, "jobs:handlers", "--stop-budget", "100ms")
+    stubborn = relay.ok("enqueue", "stubborn", "s", "-o", "json").json["sequenceId"]
+    wait_for(tmp_path / "begun", worker)
+    worker.terminate()
+    _, said = worker.communicate(timeout=PATIENCE_S)
+    assert worker.returncode == 0, said
+    assert "1 handler does not stop and is cut off" in said
+    assert leased_or_not(relay, stubborn) == ("leased", 1)
+
+
+def test_a_worker_says_what_it_could_not_tell_the_node(tmp_path: Path) -> None:
+    with DevNode(cwd=tmp_path) as other:
+        there = Relay(other.url, "resourcelease")
+        worker = start_worker(there, tmp_path, "jobs:handlers", "--stop-budget", "100ms")
+        there.ok("enqueue", "until", "u")
+        wait_for(tmp_path / "begun", worker)
+    (tmp_path / "go").touch()
+    worker.terminate()
+    _, said = worker.communicate(timeout=PATIENCE_S)
+    assert worker.returncode == 3, said
+    assert "outcomes_dropped" in said
+    assert "completed 0, failed 0, released 0" in said
+    assert "1 outcome was not told to the node, which did not answer" in said
 
 
 def test_a_worker_stops_in_order_at_sighup(relay: Relay, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from omnirelay.client.addresses import without_password
 from omnirelay.client.failures import NotConnected
 from omnirelay.errors import DeadlineExceeded, InvalidArgument
 from tests.cli.processes import command, environment
+from tests.integration.nodes import running_node
 from tests.patience import PATIENCE_S
 from tests.servers import free_port
 
@@ -60,3 +61,15 @@ def test_commands_do_not_name_it_either(address: str) -> None:
     assert done.returncode in (2, 3)
     assert "me:***@" in done.stderr
     assert "secret" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("mode", ["http", "stream"])
+async def test_an_address_with_https_where_no_tls_is_spoken_is_named_for_what_it_is(
+    mode: Literal["http", "stream"],
+) -> None:
+    async with (
+        running_node() as node,
+        Client(node.url.replace("http:", "https:"), mode=mode, timeout_ms=300) as client,
+    ):
+        with pytest.raises((NotConnected, DeadlineExceeded), match="speaks no TLS"):
+            await client.stats()

@@ -13,6 +13,7 @@ from omnirelay.client.linking import ClientClosed
 from omnirelay.client.stream_connection import StreamConnection
 from omnirelay.core.options import QueueOptions
 from omnirelay.service import stream_calls
+from tests.integration.node_process import network_before
 from tests.integration.nodes import running_node
 from tests.patience import PATIENCE_MS
 
@@ -65,3 +66,15 @@ async def test_a_client_that_is_closed_in_any_turn_of_connecting_leaves_no_conne
             turns += 1
         # Not with isinstance, which asks proxies of what is gone for their class.
         assert [each for each in gc.get_objects() if type(each) is StreamConnection and each.alive] == []
+
+
+async def test_a_client_that_is_closed_while_the_node_is_silent_leaves_no_connection_behind() -> None:
+    async with running_node() as node, network_before(node.url) as network:
+        client = Client(network.url, mode="stream")
+        await client.stats()
+        connection = client._linking.live
+        assert isinstance(connection, StreamConnection)
+        network.swallow()
+        await client.close()
+        assert connection._transport is not None
+        assert connection._transport.is_closing()

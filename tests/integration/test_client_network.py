@@ -160,6 +160,25 @@ async def test_a_node_that_cannot_be_reached_is_waited_for_within_the_time_of_th
             assert 301 <= (await client.stats()).pending_count <= 302
 
 
+async def test_a_node_that_takes_long_to_start_is_waited_for_by_any_number_of_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answers before it can serve, and refuses streams with a 503. That is one refusal, for however many callers."""
+    asked: list[int | None] = []
+
+    def pause_ms(attempt: int, asked_ms: int | None) -> float:
+        asked.append(asked_ms)
+        return 1.0
+
+    async with running_node() as node, Client(node.url, timeout_ms=PATIENCE_MS) as client:
+        node.dispatcher.draining = True
+        monkeypatch.setattr("omnirelay.client.client.pause_ms", pause_ms)
+        calls = [asyncio.ensure_future(client.enqueue("table", str(number))) for number in range(300)]
+        await until(lambda: asked.count(1_000) > 600)
+        node.dispatcher.draining = False
+        assert len({each.sequence_id for each in await asyncio.gather(*calls)}) == 300
+
+
 async def test_where_no_stream_gets_through_plain_http_does() -> None:
     async with running_node() as node, network_before(node.url) as network:
         network.refuses_upgrades = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from omnirelay.client.stream_connection import StreamConnection
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.wire.answers import Lease
-from omnirelay.worker.keeping import acknowledgement
+from omnirelay.worker.kept import acknowledgement
 from tests.integration.http_sockets import until
 from tests.integration.nodes import Http, running_node
 from tests.integration.stream_peers import ITEM

@@ -507,8 +507,13 @@ async def test_an_item_whose_id_is_taken_gets_another_and_the_answer_says_which(
     assert (await http.call("get", {"sequenceId": 2}))["item"]["payload"]["resourceId"] == "foreign"
 
 
-async def test_restoring_nothing_is_no_mistake(http: Http) -> None:
-    assert await http.call("restore", {}) == {"restoredCount": 0, "duplicateCount": 0}
+async def test_restoring_nothing_is_no_mistake_and_not_saying_what_to_restore_is(http: Http) -> None:
+    """What was drained exists nowhere else: a name that was misspelt would lose it without a word."""
+    item = {"payload": payload("foreign"), "attempt": 2, "enqueuedAt": "2025-11-24T10:00:00+00:00", "sequenceId": 1}
+    for body in ({}, {"item": [item]}, {"items": None}):
+        refused = await http.post("restore", body)
+        assert (refused.status_code, refused.json()["code"]) == (400, "resourcelease.items.invalid")
+        assert "items must be given" in refused.json()["message"]
     assert await http.call("restore", {"items": []}) == {"restoredCount": 0, "duplicateCount": 0}
 
 

@@ -18,7 +18,7 @@ from omnirelay.errors import FailedPrecondition, InvalidArgument
 from omnirelay.node.node import Node
 from omnirelay.worker.handlers import GiveUp, Handlers, Release, Retry
 from omnirelay.worker.job import Job
-from omnirelay.worker.keeping import Kept
+from omnirelay.worker.kept import Kept
 from omnirelay.worker.worker import Counts, Worker
 from tests.integration.http_sockets import until
 from tests.integration.node_process import network_before

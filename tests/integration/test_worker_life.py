@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -198,14 +199,14 @@ async def reported(client: Client, sequence_id: int, data: int) -> None:
             progress = (await client.get(sequence_id)).progress
 
 
-async def _report_twice(job: Job, again: asyncio.Event) -> None:
+async def report_twice(job: Job, again: asyncio.Event) -> None:
     job.report(data=1)
     await again.wait()
     job.report(data=2)
 
 
 async def known_to_have_begun(client: Client, ids: list[int], again: asyncio.Event) -> None:
-    """Jobs that `_report_twice`: a second report goes out when the first is answered, and with that answer the worker
+    """Jobs that `report_twice`: a second report goes out when the first is answered, and with that answer the worker
     learns that the node has heard of the beginning. Reported at once, the two would go out as one.
     """
     for data in (1, 2):
@@ -222,7 +223,7 @@ async def test_leases_in_work_outlive_a_drop_and_a_kill_of_the_node(tmp_path: Pa
     @handlers.handle("job")
     async def run(job: Job) -> str:
         begun.append(job.sequence_id)
-        await _report_twice(job, again)
+        await report_twice(job, again)
         await gate.wait()
         return "done"
 
@@ -255,7 +256,7 @@ async def test_what_is_begun_stays_begun_over_drops_that_come_too_fast_for_an_an
     @handlers.handle("job")
     async def run(job: Job) -> None:
         begun.append(job.sequence_id)
-        await _report_twice(job, again)
+        await report_twice(job, again)
         await gate.wait()
 
     async with (
@@ -512,6 +513,55 @@ async def test_health_is_red_when_the_node_refuses_again_and_again(wrong: str) -
             said = worker.health()
             assert not said.ok
             assert ("elsewhere" if wrong == "namespace" else "leaseDurationMs") in said.reason
+
+
+async def test_pongs_do_not_keep_a_worker_green_whose_heartbeats_get_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As from a node whose disk hangs: its event loop, and with it every pong, goes on."""
+    handlers = Handlers()
+    over, disk = asyncio.Event(), asyncio.Event()
+
+    @handlers.handle("job")
+    async def run(job: Job) -> None:
+        await over.wait()
+
+    options = QueueOptions(lease_duration_ms=60_000, heartbeat_interval_ms=HEARTBEAT_MS)
+    async with running_node(options=options) as node, Client(node.url) as client:
+        log = node.components[0].shard().log
+        append = log.append
+
+        async def hang(frame: Any, expected: Any) -> Any:
+            await disk.wait()
+            return await append(frame, expected)
+
+        async with working(handlers, node.url, silent_ms_max=3_000) as worker:
+            item = await client.enqueue("job", "x")
+            await until(lambda: worker.health().running == 1 and worker.health().ok)
+            monkeypatch.setattr(log, "append_now", lambda frame, expected: None)
+            monkeypatch.setattr(log, "append", hang)
+            await until(lambda: not worker.health().ok)
+            assert "has not answered" in worker.health().reason
+            disk.set()
+            await until(lambda: worker.health().ok)
+            over.set()
+            assert (await ended(client, item.sequence_id)).attempt == 1
+
+
+async def test_health_is_red_when_every_outcome_is_refused() -> None:
+    """Somebody else ends the leases of this worker: it works, and nothing of it counts."""
+    handlers = Handlers()
+
+    async with running_node() as node, Client(node.url) as client:
+
+        @handlers.handle("job")
+        async def run(job: Job) -> None:
+            await client.release(job.lease)
+
+        async with working(handlers, node.url, silent_ms_max=300) as worker:
+            await client.enqueue("job", "x")
+            await until(lambda: not worker.health().ok)
+            assert "has refused everything" in worker.health().reason
 
 
 # -- the node stops ------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from omnirelay.client.items import in_batches
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import InvalidArgument
 from omnirelay.worker.handlers import Handlers, Release, Retry
-from omnirelay.worker.worker import Worker, _encoded
+from omnirelay.worker.outcomes import encoded_result
+from omnirelay.worker.worker import Worker
 
 
 @pytest.mark.parametrize(
@@ -220,4 +221,4 @@ def test_what_is_no_lease_is_named() -> None:
 
 @pytest.mark.parametrize("result", [b"xy", bytearray(b"xy"), memoryview(b"xy")])
 def test_bytes_of_any_sort_are_a_result_as_they_are(result: Any) -> None:
-    assert _encoded(result) == (b"xy", "application/octet-stream")
+    assert encoded_result(result) == (b"xy", "application/octet-stream")

@@ -12,10 +12,11 @@ import pytest
 from omnirelay.client.messages import PushedMessage
 from omnirelay.client.retrying import BUDGET_MAX, PAUSE_MAX_MS, RetryBudget, pause_ms
 from omnirelay.core.commands import Progress
+from omnirelay.core.intake import DELAY_MAX_MS
 from omnirelay.core.payload import OwnershipToken
 from omnirelay.errors import InvalidArgument
 from omnirelay.wire.answers import Lease, OutgoingPayload
-from omnirelay.worker.handlers import Handlers
+from omnirelay.worker.handlers import Handlers, Release, Retry
 from omnirelay.worker.job import Job, JobStopped
 from omnirelay.worker.worker import Worker
 
@@ -47,7 +48,7 @@ def test_importing_and_registering_connects_and_starts_nothing() -> None:
 import socket, threading
 def refuse(*_): raise AssertionError("something connects")
 socket.socket.connect = refuse
-from omnirelay.worker.handlers import Handlers
+from omnirelay.worker.handlers import Handlers, Release, Retry
 from omnirelay.worker.worker import Worker
 handlers = Handlers()
 handlers.handle("table")(lambda job: None)
@@ -140,6 +141,9 @@ def test_retries_are_paid_for_by_calls_that_work() -> None:
     for _ in range(2):
         budget.earn()
     assert budget.spend()
+    for _ in range(int(20 * BUDGET_MAX)):
+        budget.earn()
+    assert sum(budget.spend() for _ in range(int(2 * BUDGET_MAX))) == BUDGET_MAX
 
 
 def test_pauses_grow_to_a_limit_and_are_never_shorter_than_asked() -> None:
@@ -147,3 +151,12 @@ def test_pauses_grow_to_a_limit_and_are_never_shorter_than_asked() -> None:
     assert min(pause_ms(0, None) for _ in range(100)) > 0
     assert min(pause_ms(0, 10_000) for _ in range(100)) >= 7_000
     assert PushedMessage().leases is None
+
+
+@pytest.mark.parametrize("kind", [Retry, Release])
+@pytest.mark.parametrize("delay_ms", [-5, DELAY_MAX_MS + 1])
+def test_a_delay_that_no_node_takes_is_refused_where_it_is_said(kind: type[Retry | Release], delay_ms: int) -> None:
+    """Sent to the node, it would be refused there, and burn an attempt as an outcome that is none."""
+    with pytest.raises(InvalidArgument, match="delay_ms must be from 0"):
+        kind("not now", delay_ms=delay_ms)
+    assert kind("not now", delay_ms=0).delay_ms == 0

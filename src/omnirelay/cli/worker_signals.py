@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -13,39 +13,68 @@ from types import FrameType
 from omnirelay.cli.stopping import Echoes
 
 
-def stop_on_signals(stop: Callable[[], None]) -> None:
-    """Call `stop` in the running event loop at the first SIGINT, SIGTERM or SIGHUP.
+class WorkerSignals:
+    """Calls `stop` at the first SIGINT, SIGTERM or SIGHUP, in a thread of its own: a handler may block the event loop,
+    also in native code, in which Python does not look at signals at all. They come by the descriptor that Python writes
+    to as soon as there is one.
 
-    A second SIGINT or SIGTERM ends the process where it stands, also while a handler blocks the event loop; one that
-    merely came twice does not. A terminal that goes away may send SIGHUP twice, so that changes nothing; under nohup it
-    is not heeded at all.
+    A second SIGINT or SIGTERM ends the process where it stands; one that merely came twice does not. A terminal that
+    goes away may send SIGHUP twice, so that changes nothing; under nohup it is not heeded at all.
     """
-    asked = False
-    echoes = Echoes()
 
-    def take(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if echoes.has(number):
-            return
-        if asked and number in (signal.SIGINT, signal.SIGTERM):
-            os._exit(128 + number)
-        asked = True
+    def __init__(self, stop: Callable[[], None]) -> None:
+        """To be called in the main thread."""
+        self._stop = stop
+        self._frozen = False
+        self._own_is_to_come = False
+        self._inbox, self._outbox = socket.socketpair()
+        self._outbox.setblocking(False)
+        self._numbers = [signal.SIGINT, signal.SIGTERM]
+        if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self._numbers.append(signal.SIGHUP)
+        for number in self._numbers:
+            signal.signal(number, self._take)
+        signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
+        _give_children_their_own(self._numbers)
+        threading.Thread(target=self._listen, name="omnirelay-signals", daemon=True).start()
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    loop = asyncio.get_running_loop()
-    for number in numbers:
-        loop.add_signal_handler(number, stop)
-        # In place of the one that asyncio sets, which does nothing: its loop is woken all the same.
-        signal.signal(number, take)
+    def freeze(self) -> None:
+        """From now on the main thread runs no Python code any more: the process can be taken down under it."""
+        self._frozen = self._own_is_to_come = True
+        signal.raise_signal(signal.SIGTERM)  # Python code is stopped by nothing else in whatever step it is.
 
-    _give_children_their_own(numbers)
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        """In the main thread, whenever it gets there. The other thread has heard of it long before."""
+        if self._frozen:
+            threading.Event().wait()
+        ours = self._outbox.fileno()
+        others = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+        if others != ours:
+            # Somebody has put another descriptor in its place, as asyncio does for handlers of signals.
+            self._outbox.send(bytes([number]))
+            if others != -1:
+                signal.set_wakeup_fd(others)
+
+    def _listen(self) -> None:
+        echoes = Echoes()
+        asked = False
+        while said := self._inbox.recv(1):
+            number = said[0]
+            if self._own_is_to_come and number == signal.SIGTERM:
+                self._own_is_to_come = False
+                continue
+            if number not in self._numbers or echoes.has(number):
+                continue
+            if asked and number in (signal.SIGINT, signal.SIGTERM):
+                os._exit(128 + number)
+            if not asked:
+                asked = True
+                self._stop()
 
 
 def _give_children_their_own(numbers: list[signal.Signals]) -> None:
-    """A child that is forked shares what wakes the loop: a signal to it would stop this worker, and leave it alive. One
-    that comes before the child has forgotten that waits until then.
+    """A child that is forked shares the descriptor: a signal to it would stop this worker, and leave it alive. One that
+    comes before the child has forgotten that waits until then.
     """
     forking = threading.local()
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from omnirelay.cli.commands import RUNNING, command
-from omnirelay.cli.exits import usage
+from omnirelay.cli.exits import DONE, Stop, usage
 from omnirelay.cli.options import DEFAULT_NAMESPACE, DEFAULT_URL, Namespace, Url, duration
 from omnirelay.cli.printing import note
 from omnirelay.client.addresses import without_password
 
 if TYPE_CHECKING:
+    from omnirelay.cli.worker_stop import WorkerStop
     from omnirelay.worker.worker import Worker
 
 LIVENESS_SECONDS = 0.5
@@ -65,6 +66,7 @@ def work(
     import asyncio
 
     from omnirelay.cli.handler_modules import find_handlers
+    from omnirelay.cli.worker_stop import WorkerStop
     from omnirelay.node.logs import set_up_logs
     from omnirelay.worker.worker import Worker
 
@@ -84,14 +86,10 @@ def work(
     )
     place = f"{without_password(url)} ({namespace})"
     note(f"{worker.peer_id} works on {', '.join(handlers.patterns)} from {place}; ctrl-C stops it")
-    asyncio.run(_run(worker, liveness_file, budget))
-    counts = worker.counts
-    note(
-        f"completed {counts.completed}, failed {counts.failed}, released {counts.released}, "
-        f"lost {counts.lost}, cancelled {counts.cancelled}"
-    )
-    if worker.left_running:
-        _cut_off(worker.left_running)
+    stop = WorkerStop(worker, budget)
+    asyncio.run(_run(stop, worker, liveness_file))
+    if (code := stop.end()) != DONE:
+        raise Stop(code)
 
 
 def _check_writable(path: Path) -> None:
@@ -101,30 +99,9 @@ def _check_writable(path: Path) -> None:
         raise usage(f"--liveness-file cannot be written: {error}") from None
 
 
-def _cut_off(left: int) -> None:
-    """End the process under the threads that are left. Python would wait for them, and their leases are not kept."""
-    import logging
-    import os
-
-    note(f"{left} handler{' does not stop and is' if left == 1 else 's do not stop and are'} cut off; leases run out")
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-async def _run(worker: Worker, liveness_file: Path | None, budget_ms: int) -> None:
-    from omnirelay.cli.worker_signals import stop_on_signals
-
-    def stop() -> None:
-        if running := worker.health().running:
-            jobs = "1 job gets" if running == 1 else f"{running} jobs get"
-            note(f"stopping; {jobs} {budget_ms / 1000:g}s to finish, a second signal cuts off at once")
-        worker.stop()
-
-    stop_on_signals(stop)
+async def _run(stop: WorkerStop, worker: Worker, liveness_file: Path | None) -> None:
     with nullcontext() if liveness_file is None else showing_liveness(worker, liveness_file):
-        await worker.run()
+        await stop.run()
 
 
 @contextmanager

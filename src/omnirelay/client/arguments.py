@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from omnirelay.core.intake import TIME_MAX_MS
+from omnirelay.core.intake import DELAY_MAX_MS, TIME_MAX_MS
 from omnirelay.errors import InvalidArgument
 from omnirelay.wire.instants import instant
 from omnirelay.wire.requests import WAIT_MAX_MS
@@ -106,6 +106,14 @@ def as_whole(field: str, value: int) -> int:
 
 def as_whole_or_none(field: str, value: int | None) -> int | None:
     return None if value is None else as_whole(field, value)
+
+
+def as_delay(field: str, ms: int | None) -> int | None:
+    """How long an item is to rest, or None for what the shard says."""
+    whole = as_whole_or_none(field, ms)
+    if whole is not None and not 0 <= whole <= DELAY_MAX_MS:
+        raise _wrong(field, f"must be from 0 to {DELAY_MAX_MS} milliseconds, not {ms!r}")
+    return whole
 
 
 def as_finite_or_none(field: str, value: float | None) -> float | None:

@@ -37,7 +37,7 @@ from omnirelay.client.arguments import (
     as_whole_or_none,
 )
 from omnirelay.client.asking import Asking, AskingItems, AskingTokens
-from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
+from omnirelay.client.failures import ConnectionLost, error_of
 from omnirelay.client.items import BATCH_ITEMS, in_batches, new_request_id, with_ids
 from omnirelay.client.items import ItemSpec as ItemSpec
 from omnirelay.client.linking import ClientMisplaced, Linking, Mode
@@ -553,10 +553,11 @@ class Client:
                 if isinstance(error, ConnectionLost | LogOutcomeUnknown) and not repeatable:
                     raise  # It may have been carried out.
                 pause = pause_ms(min(tried, PAUSES_GROW), error.retry_after_ms)
-                # A connection is made for all callers at once, so waiting for one is free; and when it breaks, every
-                # call that was under way has to be sent again. The budget is for a node that cannot keep up.
-                free = isinstance(error, NotConnected) or (isinstance(error, ConnectionLost) and tried < RESENT_FREELY)
-                affordable = free or self._budget.spend()
+                # A connection is made for all callers at once, so waiting for one is free, also for one that a node
+                # refuses while it starts; and when it breaks, every call that was under way has to be sent again. The
+                # budget is for a node that cannot keep up.
+                resent = isinstance(error, ConnectionLost) and tried < RESENT_FREELY
+                affordable = resent or self._linking.asked_once_for_all(error) or self._budget.spend()
                 if (loop.time() + pause / 1000) > end or not affordable:
                     raise
                 tried += 1

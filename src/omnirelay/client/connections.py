@@ -52,6 +52,15 @@ def checked_namespace(namespace: str) -> str:
     return name
 
 
+def unreachable(url: str, error: Exception) -> str:
+    """Why nobody could be reached there, in words for whoever gave the address."""
+    reason = str(error) or "no answer in time"
+    # OpenSSL's words for an answer in plain text; which of them depends on its version.
+    if any(said in reason for said in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")):
+        reason = "what listens there speaks no TLS; is the address to begin with http:// in place of https://?"
+    return f"cannot reach {without_password(url)}: {reason}"
+
+
 def procedures_at(url: str, namespace: str) -> str:
     """The address below which the procedures of a shard are."""
     return f"{url.rstrip('/')}/v1/{quote(namespace, safe='')}"
@@ -134,7 +143,7 @@ def broken(error: httpx.HTTPError, address: object) -> ConnectionLost | NotConne
     """What it means that a call over plain HTTP got no answer."""
     place = without_password(str(address))
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return NotConnected(f"cannot reach {place}: {str(error) or 'no answer in time'}", retry_after_ms=100)
+        return NotConnected(unreachable(str(address), error), retry_after_ms=100)
     return ConnectionLost(f"the call to {place} broke off: {error!r}")
 
 

@@ -85,6 +85,8 @@ class Linking:
         self._mode = mode
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
+        self._refusal: OmniRelayError | None = None
+        """Why the last attempt to connect failed: the same error for all who waited for it."""
         self._http: HttpConnection | None = None
         """Kept when a stream has taken its place: calls may be under way on it, and it may be needed again."""
         self._stream_at = math.inf
@@ -134,7 +136,18 @@ class Linking:
         if not done.cancelled() and done.exception() is None:
             self._connection = done.result()
 
+    def asked_once_for_all(self, error: OmniRelayError) -> bool:
+        """Whether nothing was sent for the caller who got this error, but what was sent for all."""
+        return isinstance(error, NotConnected) or error is self._refusal
+
     async def _connect(self) -> Connection:
+        try:
+            return await self._made()
+        except OmniRelayError as error:
+            self._refusal = error
+            raise
+
+    async def _made(self) -> Connection:
         if self._mode == "stream":
             return await StreamConnection.open(self._url, self._namespace, self._headers)
         if self._mode == "auto":

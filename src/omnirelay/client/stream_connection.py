@@ -17,9 +17,8 @@ from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from omnirelay.client.addresses import without_password
 from omnirelay.client.asking import Asking, encoded_ack
-from omnirelay.client.connections import CONNECT_SECONDS, decoder_of, procedures_at, refused
+from omnirelay.client.connections import CONNECT_SECONDS, decoder_of, procedures_at, refused, unreachable
 from omnirelay.client.elapsed_time import elapsed_seconds
 from omnirelay.client.failures import ConnectionLost, NotConnected, error_of
 from omnirelay.client.messages import Message, answer_in, messages_in
@@ -129,8 +128,7 @@ class StreamConnection(WebSocketLink):
                 await link.opened
                 opened = True
         except (OSError, TimeoutError, UnicodeError) as error:
-            reason = str(error) or "no answer in time"
-            raise NotConnected(f"cannot reach {without_password(url)}: {reason}", retry_after_ms=100) from None
+            raise NotConnected(unreachable(url, error), retry_after_ms=100) from None
         finally:
             if link is not None and not opened:
                 link._abort()  # It may be open: in the very turn in which the caller was told to go.
@@ -448,10 +446,13 @@ class StreamConnection(WebSocketLink):
     async def aclose(self) -> None:
         """Say goodbye; whoever still waits for an answer gets ConnectionLost."""
         self.close()
-        for _ in range(100):
-            if self._gone:
-                return
-            await asyncio.sleep(0.01)
+        try:
+            for _ in range(100):
+                if self._gone:
+                    return
+                await asyncio.sleep(0.01)
+        finally:
+            self._abort()  # The node does not say goodbye, and the loop may be over before it could.
 
 
 def _share_out(outcomes: list[asyncio.Future[Outcome]], done: asyncio.Future[list[Outcome]]) -> None:

@@ -121,10 +121,11 @@ class LeaseVerbs:
         )
 
     async def restore(self, meta: RequestMeta, request: asked.RestoreRequest) -> out.RestoreAnswer:
-        if not request.items:
+        check_count("items", request.items or [])
+        values = request.values()
+        if not values:
             return out.RestoreAnswer(restored_count=0, duplicate_count=0)
-        check_count("items", request.items)
-        answer = await self._shard().restore(request.values(), caller=caller_of(meta))
+        answer = await self._shard().restore(values, caller=caller_of(meta))
         renumbered = [
             out.Renumbered(sequence_id=each.sequence_id, new_sequence_id=each.new_sequence_id)
             for each in answer.renumbered

@@ -280,9 +280,12 @@ class IncomingPendingItem(Incoming):
 
 
 class RestoreRequest(Incoming):
-    items: list[IncomingPendingItem | None] = []
+    items: list[IncomingPendingItem | None] | None = None
 
     def values(self) -> list[RestoredItem]:
+        if self.items is None:
+            # Drained items exist nowhere else: a name that was misspelt must not pass for nothing to restore.
+            refuse("items", "must be given, and may be empty")
         values = []
         for index, item in enumerate(self.items):
             if item is None:

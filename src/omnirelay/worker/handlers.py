@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from omnirelay.client.arguments import as_whole_or_none
+from omnirelay.client.arguments import as_delay
 from omnirelay.errors import InvalidArgument
 from omnirelay.worker.job import Job
 
@@ -32,7 +32,7 @@ class Retry(Exception):
 
     def __init__(self, reason: str = "", *, delay_ms: int | None = None, error_code: str | None = None) -> None:
         super().__init__(reason)
-        self.delay_ms = as_whole_or_none("delay_ms", delay_ms)
+        self.delay_ms = as_delay("delay_ms", delay_ms)
         self.error_code = error_code
 
 
@@ -41,7 +41,7 @@ class Release(Exception):
 
     def __init__(self, reason: str = "", *, delay_ms: int | None = None) -> None:
         super().__init__(reason)
-        self.delay_ms = as_whole_or_none("delay_ms", delay_ms)
+        self.delay_ms = as_delay("delay_ms", delay_ms)
 
 
 class GiveUp(Exception):

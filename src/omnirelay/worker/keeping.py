@@ -23,7 +23,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from omnirelay.client.addresses import without_password
 from omnirelay.client.asking import encoded, json_of
@@ -45,8 +45,10 @@ from omnirelay.errors import (
     Unavailable,
 )
 from omnirelay.wire.answers import Lease, Outcome
-from omnirelay.wire.requests import IncomingProgress, IncomingToken
+from omnirelay.wire.requests import IncomingProgress
 from omnirelay.wire.streams import CREDIT_MAX, StreamAck
+from omnirelay.worker.kept import DROPPED, Kept, Receiver, Told, acknowledgement
+from omnirelay.worker.standing import Standing
 
 _log = logging.getLogger("omnirelay.worker")
 
@@ -56,48 +58,12 @@ CLOCK_EVERY_SECONDS = 1.0
 ACK_RETRY_SECONDS = 600.0
 """How long an acknowledgement is tried again when the node is away; that long it remembers the first answer."""
 POLL_WAIT_MS = 20_000
+GIVING_BACK_SECONDS = 5.0
 SAID_AGAIN_SECONDS = 30.0
+IDS_SAID_MAX = 100
+"""So many items are named in one line of the log."""
 INVALID = "error.worker.acknowledgement_invalid"
 """The error code of an attempt whose outcome the node does not take."""
-
-
-class Kept:
-    """One lease of this worker."""
-
-    __slots__ = ("begun", "certain", "heartbeat_at", "heartbeating", "lease", "mark", "progress", "until", "withdrawn")
-
-    def __init__(self, lease: Lease, until: float, now: float) -> None:
-        self.lease = lease
-        self.until = until
-        """In `elapsed_seconds`: until then the lease lives for certain."""
-        self.certain = until
-        self.heartbeat_at = now + min(lease.heartbeat_after_ms, lease.remaining_ms / 3) / 1000
-        self.heartbeating = False
-        self.begun = False
-        self.mark: int | None = None
-        """The node knows that the work has begun when it has taken in the stream up to here."""
-        self.withdrawn = False
-        self.progress: Progress | None = None
-        """To be told with the next heartbeat."""
-
-    def remaining_ms(self) -> float:
-        return max(0.0, (self.until - elapsed_seconds()) * 1000)
-
-
-Told: TypeAlias = Callable[[str | None], None]
-"""Called in the keeper's thread with what the node took as the end of a lease: `complete`, `fail`, `release`. None: it
-took nothing, as the lease was over, or nobody knows.
-"""
-
-
-class Receiver(Protocol):
-    """The handlers' half. Called in the keeper's thread."""
-
-    def arrived(self, kept: Kept) -> None: ...
-
-    def stop_job(self, lease_id: str, reason: str) -> None:
-        """`lost`, `cancelled`, or `withdrawn`: given back before it was begun."""
-        ...
 
 
 class Keeper:
@@ -114,6 +80,7 @@ class Keeper:
         capacity: int,
         lease_duration_ms: int | None,
         guard_ms: int,
+        silent_ms_max: int,
         tenants: Sequence[str] | None = None,
     ) -> None:
         self._url = url
@@ -141,9 +108,9 @@ class Keeper:
         self._connected_at = 0.0
         self._lasted = False
         """The last stream has outlived the moment at which a node refuses: that it ended is no failure to connect."""
-        self.heard_at = time.monotonic()
-        """When the node last answered anything; in monotonic seconds, as nobody is silent to a machine that sleeps."""
-        self.last_error: str | None = None
+        self._untold: dict[asyncio.Task[Any], tuple[OwnershipToken, str]] = {}
+        """Ends of leases that the node has not answered yet: of which, and what it was told."""
+        self.standing = Standing(time.monotonic(), silent_ms_max / 1000)
         self._said: str | None = None
         self._said_at = 0.0
         """Why the connection ended, as it was last written to the log, and when."""
@@ -165,13 +132,35 @@ class Keeper:
             await self._client.close()
 
     async def close(self) -> None:
-        """End `run` and its connections."""
+        """End `run` and its connections. What the node has not answered by now is given up, and said so."""
+        dropped = self._untold.copy()
+        for task in dropped:
+            task.cancel()
+        if dropped:
+            await asyncio.wait(dropped)
+            self._say_dropped(list(dropped.values()))
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait((self._running,))
 
-    async def stop_taking(self) -> None:
-        """Take nothing new, and give back what was not begun."""
+    def _say_dropped(self, dropped: list[tuple[OwnershipToken, str]]) -> None:
+        ids = sorted(token.sequence_id for token, _ in dropped)
+        _log.warning(
+            "outcomes_dropped",
+            extra={
+                "url": self._shown_url,
+                "outcomes": len(ids),
+                "completions": sum(verb == "complete" for _, verb in dropped),
+                "sequence_ids": ids[:IDS_SAID_MAX],
+                "reason": self.standing.last_error or "the node did not answer",
+            },
+        )
+
+    def stop_taking(self) -> None:
+        """Take nothing new, and give back what was not begun (threadsafe, also in the handler of a signal)."""
+        self._soon(self._stop_taking)
+
+    def _stop_taking(self) -> None:
         self._taking = False
         self._credit = 0
         if self._stream is not None:
@@ -180,19 +169,26 @@ class Keeper:
             self._stream.say(withdraw=True)
         unbegun = [kept for kept in self._kept.values() if not kept.begun]
         for kept in unbegun:
+            kept.withdrawn = True  # Its handler may begin at this very moment, and is stopped then.
             self._forget(kept)
-            self._receiver.stop_job(kept.lease.ownership_token.lease_id, "withdrawn")
-        await asyncio.gather(*(self._give_back(kept.lease) for kept in unbegun))
+            self._receiver.stop_job(kept.lease_id, "withdrawn")
+            self._start(self._give_back(kept.lease))
 
     async def _give_back(self, lease: Lease) -> None:
         """Release what nobody works on here. What the node has taken back by itself it refuses, and that is well."""
         with suppress(OmniRelayError):
             await self._send(self._ack("release", lease.ownership_token), 30_000)
 
-    async def settled(self) -> None:
-        """Wait until every acknowledgement that is under way has been answered."""
-        while self._finishing:
-            await asyncio.wait(self._finishing)
+    async def settled(self, seconds: float) -> None:
+        """Wait until the node has heard how every lease ended, but no longer than this. Items that are given back are
+        not waited for as long: a node that does not answer takes them back by itself.
+        """
+        end = self._loop.time() + seconds
+        rest_end = self._loop.time() + min(seconds, GIVING_BACK_SECONDS)
+        while self._untold and (left := end - self._loop.time()) > 0:
+            await asyncio.wait(self._untold, timeout=left)
+        while self._finishing and (left := rest_end - self._loop.time()) > 0:
+            await asyncio.wait(self._finishing, timeout=left)
 
     # -- the connection ------------------------------------------------------------------------
 
@@ -212,14 +208,14 @@ class Keeper:
             except Exception as error:
                 # Nobody would notice that no more leases come: whatever it is, it is worth another try.
                 _log.exception("worker_connection_failed", extra={"url": self._shown_url})
-                self.last_error = repr(error)
+                self.standing.last_error = repr(error)
                 failures += 1
             await asyncio.sleep(pause_ms(min(failures, 6), asked_ms) / 1000)
 
     def _disconnected(self, reason: str) -> None:
         """Say so, but not each time: a node that refuses what this worker asks for does so again and again."""
         now = time.monotonic()
-        self.last_error = reason
+        self.standing.last_error = reason
         self._repeating = reason == self._said and now < self._said_at + SAID_AGAIN_SECONDS
         if not self._repeating:
             self._said, self._said_at = reason, now
@@ -264,7 +260,7 @@ class Keeper:
             # The node takes back what it has not heard the beginning of, unless it died itself: then it still has it.
             kept.withdrawn = True
             self._forget(kept)
-            self._receiver.stop_job(kept.lease.ownership_token.lease_id, "withdrawn")
+            self._receiver.stop_job(kept.lease_id, "withdrawn")
             if not kept.begun:
                 self._start(self._give_back(kept.lease))
 
@@ -299,7 +295,7 @@ class Keeper:
 
     def leases(self, leases: list[Lease], not_before: float) -> None:
         now = elapsed_seconds()
-        self.heard_at = time.monotonic()
+        self.standing.heard(time.monotonic())
         self._credit -= len(leases)
         for lease in leases:
             if not self._taking:
@@ -318,13 +314,13 @@ class Keeper:
         certain, kept.until = kept.until, until_at_most  # Else it would be given up before the answer comes.
         kept.certain = certain
         await self._heartbeat(kept)
-        if kept.lease.ownership_token.lease_id not in self._kept:
+        if kept.lease_id not in self._kept:
             return
         if kept.certain - self._guard > elapsed_seconds():
             kept.until = kept.certain
             self._receiver.arrived(kept)
         else:
-            self._lose(kept.lease.ownership_token.lease_id)
+            self._lose(kept.lease_id)
 
     def taken_in(self, mark: int) -> None:
         """The node has heard everything up to this mark. What it knows to be begun stays so over every later drop."""
@@ -348,7 +344,7 @@ class Keeper:
 
     def _forget(self, kept: Kept) -> None:
         """The lease is over here, so there is room for another."""
-        if self._kept.pop(kept.lease.ownership_token.lease_id, None) is None:
+        if self._kept.pop(kept.lease_id, None) is None:
             return
         self._changed.set()
         if self._stream is not None and self._taking:
@@ -365,7 +361,7 @@ class Keeper:
 
     def _begin(self, kept: Kept) -> None:
         kept.begun = True
-        if self._stream is not None and kept.lease.ownership_token.lease_id in self._kept:
+        if self._stream is not None and kept.lease_id in self._kept:
             kept.mark = self._stream.say(begin=[kept.lease.ownership_token])
 
     def report(self, kept: Kept, progress: Progress) -> None:
@@ -373,7 +369,7 @@ class Keeper:
 
     def _report(self, kept: Kept, progress: Progress) -> None:
         kept.progress = progress
-        if not kept.heartbeating and kept.lease.ownership_token.lease_id in self._kept:
+        if not kept.heartbeating and kept.lease_id in self._kept:
             self._start(self._heartbeat(kept))
 
     def finish(self, kept: Kept, ack: StreamAck, told: Told) -> None:
@@ -381,7 +377,7 @@ class Keeper:
         self._soon(self._finish, kept, ack, told)
 
     def _finish(self, kept: Kept, ack: StreamAck, told: Told) -> None:
-        if kept.lease.ownership_token.lease_id in self._kept:
+        if kept.lease_id in self._kept:
             self._start(self._acknowledge(kept, ack, told))
         elif kept.withdrawn and ack.verb == "complete":
             # Done is done, if the node still has the lease because it died itself; else it refuses.
@@ -404,9 +400,16 @@ class Keeper:
     # -- renewing and acknowledging ------------------------------------------------------------
 
     async def _acknowledge(self, kept: Kept, ack: StreamAck, told: Told) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._untold[task] = kept.lease.ownership_token, ack.verb
         try:
             told(await self._taken(kept, ack))
+        except asyncio.CancelledError:
+            told(DROPPED)
+            raise
         finally:
+            del self._untold[task]
             self._forget(kept)
 
     async def _taken(self, kept: Kept, ack: StreamAck) -> str | None:
@@ -421,7 +424,6 @@ class Keeper:
         while True:
             try:
                 await self._send(ack, 30_000)
-                self.heard_at = time.monotonic()
                 return ack.verb
             except (FailedPrecondition, PermissionDenied) as error:
                 # Somebody else has the item, or had it: what was done here does not count.
@@ -449,6 +451,23 @@ class Keeper:
                 return None
 
     async def _send(self, ack: StreamAck, timeout_ms: int) -> Outcome:
+        """Tell the node, and remember what came of it."""
+        asked = self.standing.asked(time.monotonic())
+        try:
+            outcome = await self._sent(ack, timeout_ms)
+        except (Unavailable, DeadlineExceeded, ResourceExhausted) as error:
+            self.standing.unanswered(asked, time.monotonic(), error.message)
+            raise
+        except (FailedPrecondition, PermissionDenied) as error:
+            self.standing.refused(asked, time.monotonic(), error.message)
+            raise
+        else:
+            self.standing.answered(asked, time.monotonic())
+            return outcome
+        finally:
+            self.standing.withdrawn(asked)
+
+    async def _sent(self, ack: StreamAck, timeout_ms: int) -> Outcome:
         """By the stream that leases come from, if there is one: what was said on it before is in order before this."""
         stream = self._stream
         if stream is None or not stream.alive:
@@ -467,7 +486,7 @@ class Keeper:
             for kept in list(self._kept.values()):
                 if now >= kept.until - self._guard:
                     _log.warning("lease_outlived", extra={"sequence_id": kept.lease.sequence_id})
-                    self._lose(kept.lease.ownership_token.lease_id)
+                    self._lose(kept.lease_id)
                 elif now >= kept.heartbeat_at and not kept.heartbeating:
                     self._start(self._heartbeat(kept))
                 tick = min(tick, max(0.01, (kept.until - self._guard - now) / 10))
@@ -476,8 +495,9 @@ class Keeper:
                 self._stream.say()
                 if time.monotonic() - self._connected_at > CLOCK_EVERY_SECONDS:
                     # It has outlived the moment at which a node refuses, so what is heard on it is a success.
-                    self.heard_at = max(self.heard_at, self._stream.heard_at)
-                    self.last_error = None
+                    self.standing.heard(self._stream.heard_at)
+                    if not self.standing.trouble(time.monotonic()):
+                        self.standing.last_error = None
             await asyncio.sleep(tick)
 
     async def _heartbeat(self, kept: Kept) -> None:
@@ -500,12 +520,10 @@ class Keeper:
             # It is the progress that the node does not take; the lease must not be lost for it.
             _log.warning("progress_refused", extra={"sequence_id": token.sequence_id, "reason": error.message})
             kept.heartbeat_at = elapsed_seconds()
-        except OmniRelayError as error:
+        except OmniRelayError:
             kept.progress = kept.progress or progress
             kept.heartbeat_at = elapsed_seconds() + min(1.0, kept.remaining_ms() / 10_000)
-            self.last_error = error.message
         else:
-            self.heard_at = time.monotonic()
             remaining = (outcome.remaining_ms or 0) / 1000
             kept.certain = sent_at + remaining
             kept.until = max(kept.until, kept.certain)
@@ -519,10 +537,3 @@ class Keeper:
 
     def _ack(self, verb: str, token: OwnershipToken, **fields: object) -> StreamAck:
         return acknowledgement(verb, token, self._peer_id, **fields)
-
-
-def acknowledgement(verb: str, token: OwnershipToken, peer_id: str, **fields: object) -> StreamAck:
-    named = IncomingToken(
-        sequence_id=token.sequence_id, attempt=token.attempt, lease_id=token.lease_id, fence=token.fence
-    )
-    return StreamAck(verb=verb, ownership_token=named, peer_id=peer_id, **fields)  # type: ignore[arg-type]

@@ -14,17 +14,17 @@ import asyncio
 import logging
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
 
 from omnirelay.client.arguments import as_header, as_kind, as_some_names
-from omnirelay.client.asking import json_of
 from omnirelay.client.client import DEFAULT_URL
 from omnirelay.client.connections import checked_namespace, checked_url
 from omnirelay.client.threads import LoopThread
@@ -34,19 +34,23 @@ from omnirelay.wire.answers import Lease
 from omnirelay.wire.streams import StreamAck
 from omnirelay.worker.handlers import FailMode, GiveUp, Handlers, Registered, Release, Retry
 from omnirelay.worker.job import Job, JobStopped
-from omnirelay.worker.keeping import Keeper, Kept, acknowledgement
+from omnirelay.worker.keeping import Keeper
+from omnirelay.worker.kept import DROPPED, Kept, acknowledgement
+from omnirelay.worker.outcomes import encoded_result, mode_of, reason_of
 
 _log = logging.getLogger("omnirelay.worker")
 
-REASON_MAX = 2_000
-
+SETTLE_SECONDS = 5.0
+"""How long a worker that stops waits at least for the node to answer what it was told."""
 REST_MS = 1_000
 """How long an item rests that was handed back because this worker cannot work on it now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether the worker gets anywhere. `ok` is false when the node has not answered anything for a while."""
+    """Whether the worker gets anywhere. `ok` is false when the node has answered nothing for a while, or refused all
+    that it was told.
+    """
 
     ok: bool
     reason: str
@@ -67,6 +71,10 @@ class Counts:
     nobody knows, because the node did not answer.
     """
     cancelled: int = 0
+    dropped: int = 0
+    """They were over, and the node did not answer until the worker had stopped: if it has not heard of that, they run
+    out and are done again.
+    """
 
 
 class _LeftRunning(Exception):
@@ -76,9 +84,10 @@ class _LeftRunning(Exception):
 class _Running:
     """A job and the task that runs its handler."""
 
-    __slots__ = ("_asked", "job", "task")
+    __slots__ = ("_asked", "job", "kept", "task")
 
-    def __init__(self, job: Job, task: asyncio.Task[None]) -> None:
+    def __init__(self, kept: Kept, job: Job, task: asyncio.Task[None]) -> None:
+        self.kept = kept
         self.job = job
         self.task = task
         self._asked = False
@@ -94,7 +103,7 @@ class _Running:
 
 
 class Worker:
-    """Start once with `run`, stop with `stop`, which is safe to call twice and from any task of the loop."""
+    """Start once with `run`, stop with `stop`, which is safe to call twice, from any thread or handler of a signal."""
 
     def __init__(
         self,
@@ -152,7 +161,10 @@ class Worker:
         self._in_threads: set[Job] = set()
         self._waiting: deque[Kept] = deque()
         self._jobs: dict[str, _Running] = {}
+        self._stop_by: float | None = None
+        """When a worker that is to stop cancels its handlers, in monotonic seconds."""
         self._stopping = asyncio.Event()
+        self._counting = threading.Lock()
         self.counts = Counts()
 
     # -- life ----------------------------------------------------------------------------------
@@ -162,6 +174,8 @@ class Worker:
         if self._loop is not None:
             raise FailedPrecondition("a worker runs once; make another one", code="error.worker.started")
         self._loop = asyncio.get_running_loop()
+        if self._stop_by is not None:
+            self._stopping.set()
         self._thread.start()
         try:
             self._keeper = await asyncio.wrap_future(self._thread.submit(self._make_keeper()))
@@ -171,7 +185,7 @@ class Worker:
                 # The keeper ends by itself only when it fails; a worker without one would wait for leases for ever.
                 await asyncio.wait((stopping, kept), return_when=asyncio.FIRST_COMPLETED)
             finally:
-                self._stopping.set()
+                self.stop()
                 await self._finish()
                 failed = kept.done()
                 await _quietly(asyncio.wrap_future(self._thread.submit(self._keeper.close())))
@@ -192,45 +206,80 @@ class Worker:
             capacity=self._concurrency + self._prefetch,
             lease_duration_ms=self._lease_duration_ms,
             guard_ms=self._guard_ms,
+            silent_ms_max=self._silent_ms_max,
             tenants=self._tenants,
         )
 
     def stop(self) -> None:
-        """Take nothing new, finish what runs within the budget, release the rest."""
-        self._stopping.set()
+        """Take nothing new, finish what runs within the budget, release the rest. The budget counts from here, and what
+        was not begun is given back, also while a handler blocks the event loop.
+        """
+        if self._stop_by is None:
+            self._stop_by = time.monotonic() + self._stop_budget_ms / 1000
+        if self._keeper is not None:
+            self._keeper.stop_taking()
+        if self._loop is not None:
+            with suppress(RuntimeError):  # It has stopped, and its loop is closed.
+                self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def _left_s(self) -> float:
+        """What is left of the budget."""
+        return 0.0 if self._stop_by is None else max(0.0, self._stop_by - time.monotonic())
 
     async def _finish(self) -> None:
         keeper = self._keeper
         assert keeper is not None
         self._waiting.clear()
-        giving_back = self._thread.submit(keeper.stop_taking())
+        keeper.stop_taking()  # It may have been made after the stop.
         if running := [each.task for each in self._jobs.values()]:
-            await asyncio.wait(running, timeout=self._stop_budget_ms / 1000)
+            await asyncio.wait(running, timeout=self._left_s())
         for each in list(self._jobs.values()):
             each.stop("stopping")
         if left := [each.task for each in self._jobs.values()]:
             # Threads cannot be cancelled; the lease of one that does not look at `job.stopped` runs out.
             await asyncio.wait(left, timeout=1.0)
-        await asyncio.wait((asyncio.ensure_future(_quietly(asyncio.wrap_future(giving_back))),), timeout=5.0)
-        settled = self._thread.submit(keeper.settled())
-        await asyncio.wait((asyncio.ensure_future(_quietly(asyncio.wrap_future(settled))),), timeout=5.0)
+        await asyncio.wrap_future(self._thread.submit(keeper.settled(max(SETTLE_SECONDS, self._left_s()))))
+
+    def abandon(self) -> None:
+        """For a process that is to end while a handler blocks the event loop, which must not go on any more: give back
+        what merely waits there, and tell the node what is over. What blocks the loop, and what runs in threads, nobody
+        else may have before it has ended, so that runs out.
+        """
+        keeper, loop = self._keeper, self._loop
+        assert keeper is not None
+        assert loop is not None
+        self.stop()
+        blocking = asyncio.current_task(loop)
+        running = list(self._jobs.items())
+        for _, each in running:
+            each.job.stop("stopping")
+        if any(each.task is blocking for _, each in running):  # Else nobody knows which of them it is.
+            for lease_id, each in running:
+                if each.task is not blocking and not each.task.done() and each.job not in self._in_threads:
+                    del self._jobs[lease_id]
+                    self._hand_back(each.kept, each.job.stop_reason)
+        for last in (keeper.settled(SETTLE_SECONDS), keeper.close()):
+            with suppress(Exception, CancelledError):
+                self._thread.submit(last).result(2 * SETTLE_SECONDS)
 
     def health(self) -> Health:
-        """For a liveness probe: red when nothing has come from the node for a while."""
+        """For a liveness probe: red when nothing has come from the node for a while, or nothing in answer to heartbeats
+        and acknowledgements. While there is nothing to ask for, a connection that lives is enough.
+        """
         keeper = self._keeper
         if keeper is None:
             return Health(False, "the worker has not started", 0, 0, 0)
-        silent_ms = int((time.monotonic() - keeper.heard_at) * 1000)
-        ok = silent_ms <= self._silent_ms_max
-        reason = "" if ok else f"the node has not answered for {silent_ms} ms: {keeper.last_error or 'silence'}"
-        return Health(ok, reason, silent_ms, len(self._jobs), len(self._waiting))
+        now = time.monotonic()
+        silent_ms = int(keeper.standing.silent_s(now) * 1000)
+        reason = keeper.standing.trouble(now)
+        return Health(not reason, reason, silent_ms, len(self._jobs), len(self._waiting))
 
     @property
     def left_running(self) -> int:
-        """Handlers that run in threads now. After `run` those are the ones that did not stop: their leases are no more
-        kept, and Python waits for them when the process ends.
+        """Handlers that run now. After `run` those are the ones that did not stop: their leases are no more kept, and
+        Python waits for those in threads when the process ends.
         """
-        return len(self._in_threads)
+        return len(self._in_threads | {each.job for each in self._jobs.copy().values() if not each.task.done()})
 
     # -- what the keeper says, in its thread ---------------------------------------------------
 
@@ -248,14 +297,14 @@ class Worker:
     # -- in the event loop of the handlers -----------------------------------------------------
 
     def _arrived(self, kept: Kept) -> None:
-        if not self._stopping.is_set():
+        if self._stop_by is None:
             self._waiting.append(kept)
             self._start_jobs()
 
     def _stop_job(self, lease_id: str, reason: str) -> None:
         held = self._jobs.get(lease_id)
         if held is None:
-            for kept in [kept for kept in self._waiting if kept.lease.ownership_token.lease_id == lease_id]:
+            for kept in [kept for kept in self._waiting if kept.lease_id == lease_id]:
                 self._waiting.remove(kept)
                 if reason == "cancelled":
                     self._hand_back(kept, reason)
@@ -266,7 +315,7 @@ class Worker:
         keeper = self._keeper
         assert keeper is not None
         assert self._loop is not None
-        while self._waiting and len(self._jobs) < self._concurrency:
+        while self._waiting and len(self._jobs) < self._concurrency and self._stop_by is None:
             kept = self._waiting.popleft()
             if kept.remaining_ms() <= self._guard_ms:
                 # It waited too long. A renewal may be under way, so it must not be forgotten.
@@ -275,7 +324,7 @@ class Worker:
             job = Job(kept.lease, lambda progress, kept=kept: keeper.report(kept, progress), kept.remaining_ms)  # type: ignore[misc]
             keeper.begin(kept)
             task = self._loop.create_task(self._work(keeper, kept, job))
-            self._jobs[kept.lease.ownership_token.lease_id] = _Running(job, task)
+            self._jobs[kept.lease_id] = _Running(kept, job, task)
             task.add_done_callback(lambda task, kept=kept: self._ended(kept, task))  # type: ignore[misc]
 
     def _too_short(self, lease: Lease) -> int | None:
@@ -291,31 +340,31 @@ class Worker:
         return REST_MS
 
     def _hand_back(self, kept: Kept, reason: str | None = None, *, delay_ms: int | None = None) -> None:
-        """Release what was not begun."""
+        """Release what nobody works on here."""
         assert self._keeper is not None
         ack = acknowledgement("release", kept.lease.ownership_token, self.peer_id, delay_ms=delay_ms)
         self._keeper.finish(kept, ack, lambda verb: self._ended_as(verb, reason))
 
     def _ended_as(self, verb: str | None, reason: str | None) -> None:
-        """In the keeper's thread: what the node took as a lease's end, if anything. `reason`: why it was stopped."""
-        assert self._loop is not None
-        with suppress(RuntimeError):  # The handlers' loop is gone: nobody is left to look at counts.
-            self._loop.call_soon_threadsafe(self._count, verb, reason)
-
-    def _count(self, verb: str | None, reason: str | None) -> None:
-        if verb is None:
-            self.counts.lost += 1
-        elif verb == "complete":
-            self.counts.completed += 1
-        elif verb == "fail":
-            self.counts.failed += 1
-        elif reason == "cancelled":
-            self.counts.cancelled += 1
-        else:
-            self.counts.released += 1
+        """What the node took as a lease's end, if anything. `reason`: why it was stopped. In the keeper's thread, as
+        the handlers' loop may be blocked or gone.
+        """
+        with self._counting:
+            if verb is None:
+                self.counts.lost += 1
+            elif verb == DROPPED:
+                self.counts.dropped += 1
+            elif verb == "complete":
+                self.counts.completed += 1
+            elif verb == "fail":
+                self.counts.failed += 1
+            elif reason == "cancelled":
+                self.counts.cancelled += 1
+            else:
+                self.counts.released += 1
 
     def _ended(self, kept: Kept, task: asyncio.Task[None]) -> None:
-        running = self._jobs.pop(kept.lease.ownership_token.lease_id, None)
+        running = self._jobs.pop(kept.lease_id, None)
         if running is not None and task.cancelled():
             # It was stopped before its first step, so it could not say so itself; the lease would be kept for ever.
             self._hand_back(kept, running.job.stop_reason)
@@ -323,13 +372,12 @@ class Worker:
             # Not the handler's doing: that is an outcome like any other. Whatever it was, the lease must not be kept.
             _log.error("job_failed_in_worker", extra={"sequence_id": kept.lease.sequence_id}, exc_info=task.exception())
             self._hand_back(kept, delay_ms=REST_MS)
-        if not self._stopping.is_set():
-            self._start_jobs()
+        self._start_jobs()
 
     async def _work(self, keeper: Keeper, kept: Kept, job: Job) -> None:
         ack = await self._outcome(job)
         if ack is None:
-            self.counts.lost += 1
+            self._ended_as(None, job.stop_reason)
         else:
             keeper.finish(kept, ack, lambda verb: self._ended_as(verb, job.stop_reason))
 
@@ -361,7 +409,7 @@ class Worker:
             # `sys.exit` in a handler, and what native libraries raise beside Exception, end the job and nothing else.
             if job.stop_reason == "lost":
                 return self._stopped(job)
-            mode = _mode_of(handler, error)
+            mode = mode_of(handler, error)
             _log.warning(
                 "handler_failed",
                 extra={"sequence_id": job.sequence_id, "resource_type": job.resource_type, "mode": mode},
@@ -397,6 +445,7 @@ class Worker:
         """In the handler's thread. An error goes back as a value: a future that is given a StopIteration never ends."""
         self._in_threads.add(job)
         try:
+            job.check()  # It may have been given back while it waited for a thread.
             return call(job), None
         except BaseException as error:
             return None, error
@@ -404,7 +453,7 @@ class Worker:
             self._in_threads.discard(job)
 
     def _completion(self, job: Job, result: Any) -> StreamAck:
-        data, encoding = _encoded(result)
+        data, encoding = encoded_result(result)
         follow_ups = [each.wire() for each in job.follow_ups] or None
         return self._ack(job, "complete", result=data, result_encoding=encoding, follow_ups=follow_ups)
 
@@ -417,16 +466,7 @@ class Worker:
     def _fail(
         self, job: Job, error: BaseException, mode: FailMode, error_code: str | None, delay_ms: int | None
     ) -> StreamAck:
-        said = [_text_of(error)] if isinstance(error, Retry | GiveUp) else [type(error).__name__, _text_of(error)]
-        reason = ": ".join(filter(None, said)) or None
-        return self._ack(
-            job,
-            "fail",
-            reason=None if reason is None else _clean(reason[:REASON_MAX]),
-            error_code=error_code,
-            mode=mode,
-            delay_ms=delay_ms,
-        )
+        return self._ack(job, "fail", reason=reason_of(error), error_code=error_code, mode=mode, delay_ms=delay_ms)
 
     def _ack(self, job: Job, verb: str, **fields: Any) -> StreamAck:
         return acknowledgement(verb, job.token, self.peer_id, **fields)
@@ -447,37 +487,6 @@ def _check_peer(peer_id: str) -> None:
     as_header("peer_id", peer_id)
     if len(peer_id) > CALLER_MAX or peer_id.isspace():
         raise InvalidArgument(f"peer_id must be a name of at most {CALLER_MAX} characters", field="peer_id")
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as unsayable:
-        return f"its text cannot be had: {type(unsayable).__name__}"
-
-
-def _mode_of(handler: Registered, error: BaseException) -> FailMode:
-    for kind, mode in handler.on_error.items():
-        if isinstance(error, kind):
-            return mode
-    return "retry"
-
-
-def _encoded(result: Any) -> tuple[bytes | None, str | None]:
-    """A result as the node keeps it: bytes as they are, text as text, anything else as JSON."""
-    if result is None:
-        return None, None
-    if isinstance(result, bytes | bytearray | memoryview):
-        return bytes(result), "application/octet-stream"
-    if isinstance(result, str):
-        return result.encode(), "text/plain"
-    return json_of(result), "application/json"
-
-
-def _clean(text: str) -> str:
-    """Without the control characters that a node does not take."""
-    text = text.encode("utf-8", "replace").decode()
-    return "".join(c if c >= " " or c in "\t\n\r" else " " for c in text).replace("\x7f", " ")
 
 
 async def _quietly(work: Any) -> None:
