@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, Final, TypeVar, get_args
 
 import msgspec
@@ -47,6 +48,7 @@ from omnirelay.lakehouse.audit_tasks import (
     tasks,
 )
 from omnirelay.lakehouse.failures import spark_errors
+from omnirelay.lakehouse.side_by_side import begin
 from omnirelay.lakehouse.sizing import Sizing
 
 T = TypeVar("T")
@@ -132,12 +134,16 @@ class Audit:
     def run(self) -> Report:
         began = time.monotonic()
         events = sum(entry.events for plan in self._plans for entry in plan.entries)
-        with (
-            Sizing(self._spark).suited(events),
-            ThreadPoolExecutor(2, thread_name_prefix="omnirelay-audit") as pool,
-        ):
-            replaying = pool.submit(self._replayed, self._replays())
-            files, sql = self._files_and_sql(pool.submit(self._broken_chains))
+        with Sizing(self._spark).suited(events):
+            replaying = begin(partial(self._replayed, self._replays()), "audit-replays")
+            broken = begin(self._broken_chains, "audit-chains")
+            try:
+                files, sql = self._files_and_sql(broken)
+            except Exception:
+                # Nothing goes on behind the back of who asked. A signal is no error, and waits for nobody.
+                begun: list[Future[Any]] = [replaying, broken]
+                wait(begun)
+                raise
             replayed = replaying.result()
         opined = [*self._found, *files, *(each.opined for each in replayed), *sql.opined]
         opined += self._compared(replayed, sql)
