@@ -274,6 +274,12 @@ def test_where_spark_is_not_here_sql_says_that_it_did_not_read_lines(whole_spark
     assert "its first segment cannot be read" in sql.remarks["jobs"]
 
 
+def test_replays_take_no_more_than_their_share_of_the_processors(whole_spark: SparkSession, audited: Audited) -> None:
+    assert audited.shard("lines").replayed.digest is not None
+    pools = whole_spark.sparkContext._jsc.sc().getAllPools()
+    assert {pools.apply(at).name() for at in range(pools.size())} == {"default", "omnirelay-replays"}
+
+
 def test_what_was_to_be_compared_and_could_not_be_was_not_seen(whole_spark: SparkSession, tmp_path: Path) -> None:
     segments, node = tmp_path / "segments", tmp_path / "node"
     for shard in ("absent", "another", "silent"):

@@ -17,7 +17,7 @@ from omnirelay.lakehouse.audit_opinion import SqlOpinion
 from omnirelay.lakehouse.audit_plan import ShardPlan, plan
 from omnirelay.lakehouse.audit_segments import read_columns
 from omnirelay.lakehouse.audit_sql_left import ClearedSegments, is_in_order
-from omnirelay.lakehouse.audit_tasks import ROWS_OF_TASKS, padded
+from omnirelay.lakehouse.audit_tasks import ROWS_OF_SEGMENTS, padded
 from omnirelay.lakehouse.sizing import Sizing
 from omnirelay.segments.arrow import frames_to_arrow
 from omnirelay.segments.manifest import Before, segment_key
@@ -125,7 +125,7 @@ def _segments(spark: SparkSession, directory: Path, plans: list[ShardPlan]) -> C
             found.setdefault(each.shard, []).append(None if cleared is None else cleared[0])
             if cleared is not None:
                 left = (cleared[1].rows, cleared[1].frames)
-                batches += [padded(batch, ROWS_OF_TASKS, shard=each.shard) for batch in left]
+                batches += [padded(batch, ROWS_OF_SEGMENTS, shard=each.shard) for batch in left]
     return ClearedSegments(found, spark.createDataFrame(pa.Table.from_batches(batches)))
 
 

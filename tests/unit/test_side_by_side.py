@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnirelay.lakehouse.side_by_side import do_side_by_side
+from omnirelay.lakehouse.side_by_side import begin, do_side_by_side
 from tests.property.strategies import profile
 
 WAIT_S = 60
@@ -76,3 +78,21 @@ def test_one_thread_is_the_callers_own() -> None:
     seen: list[threading.Thread] = []
     do_side_by_side({name: lambda: seen.append(threading.current_thread()) for name in "ab"}, 1, behind={"a": ["b"]})
     assert seen == [threading.current_thread()] * 2
+
+
+def test_what_was_begun_beside_the_caller_gives_its_outcome_or_its_error() -> None:
+    assert begin(lambda: 7, "seven").result(WAIT_S) == 7
+
+    def fail() -> None:
+        raise Failed
+
+    with pytest.raises(Failed):
+        begin(fail, "failure").result(WAIT_S)
+
+
+def test_a_process_that_ends_does_not_wait_for_what_was_begun() -> None:
+    code = (
+        "import threading\nfrom omnirelay.lakehouse.side_by_side import begin\n"
+        "begin(threading.Event().wait, 'forever')\nraise SystemExit(3)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=WAIT_S, check=False).returncode == 3

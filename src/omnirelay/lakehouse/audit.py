@@ -4,19 +4,21 @@
     manifests ──────┤                                                         └─▶ sql    over what is left of them
                     └─ replay   a task per shard
 
-The replay of a shard is one long task, so it is the first of one job, and others run beside it. Whether frames continue
-the chain SQL asks of the files themselves, as soon as it is planned.
+The replay of a shard is one long task, so it begins first. Nothing but the comparison at the end waits for it: files
+are looked at beside it, and SQL asks its questions as soon as these are. Whether frames continue the chain it asks of
+the files themselves, as soon as that is planned.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, Final, TypeVar, get_args
 
 import msgspec
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from omnirelay.lakehouse.audit_digests import Known
 from omnirelay.lakehouse.audit_lease_ids import buckets_for, suspected
@@ -35,13 +37,25 @@ from omnirelay.lakehouse.audit_rules import (
 )
 from omnirelay.lakehouse.audit_sql_left import ClearedSegments
 from omnirelay.lakehouse.audit_staging import are_read_in_place, staged
-from omnirelay.lakehouse.audit_tasks import AuditWork, Options, ReplayDone, ReplayWork, SegmentDone, SegmentWork, tasks
+from omnirelay.lakehouse.audit_tasks import (
+    REPLAYED,
+    ROWS_OF_SEGMENTS,
+    Options,
+    ReplayDone,
+    ReplayWork,
+    SegmentDone,
+    SegmentWork,
+    tasks,
+)
 from omnirelay.lakehouse.failures import spark_errors
+from omnirelay.lakehouse.side_by_side import begin
 from omnirelay.lakehouse.sizing import Sizing
 
 T = TypeVar("T")
 
 _PENDING: Final = ("ready", "delayed")
+_REPLAYS: Final = "omnirelay-replays"
+"""The pool of Spark's fair scheduler that replays are in."""
 
 
 class ShardResult(msgspec.Struct, frozen=True):
@@ -120,11 +134,17 @@ class Audit:
     def run(self) -> Report:
         began = time.monotonic()
         events = sum(entry.events for plan in self._plans for entry in plan.entries)
-        with (
-            Sizing(self._spark).suited(events),
-            ThreadPoolExecutor(1, thread_name_prefix="omnirelay-audit") as pool,
-        ):
-            files, replayed, sql = self._opinions(pool.submit(self._broken_chains))
+        with Sizing(self._spark).suited(events):
+            replaying = begin(partial(self._replayed, self._replays()), "audit-replays")
+            broken = begin(self._broken_chains, "audit-chains")
+            try:
+                files, sql = self._files_and_sql(broken)
+            except Exception:
+                # Nothing goes on behind the back of who asked. A signal is no error, and waits for nobody.
+                begun: list[Future[Any]] = [replaying, broken]
+                wait(begun)
+                raise
+            replayed = replaying.result()
         opined = [*self._found, *files, *(each.opined for each in replayed), *sql.opined]
         opined += self._compared(replayed, sql)
         unseen = list(self._unseen({each.replayed.shard: each.replayed for each in replayed}, sql, files))
@@ -139,38 +159,45 @@ class Audit:
 
     # -- the opinions --------------------------------------------------------------------------
 
-    def _opinions(self, broken: Future[set[str] | None]) -> tuple[list[Opined], list[ReplayDone], SqlResult]:
-        """One read of each segment serves files and SQL: the task that checks a file clears most of its items."""
+    def _replays(self) -> DataFrame | None:
         if not self._plans:
-            return [], [], self._sql([], None, broken)
+            return None
+        work = ReplayWork(self._address, self._options, self._plans, dict(self._known))
+        return tasks(self._spark, work, REPLAYED)
+
+    def _replayed(self, replays: DataFrame | None) -> list[ReplayDone]:
+        """In a pool of their own: Spark shares processors out between pools, where in one pool the tasks of whoever
+        came first would take all of them, and SQL would wait for replays of other shards.
+        """
+        if replays is None:
+            return []
+        if hasattr(self._spark, "_jsparkSession"):
+            self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _REPLAYS)
+        replayed = [_read(row["replayed"], ReplayDone) for row in replays.collect()]
+        self._report(f"replay: {sum(each.replayed.events for each in replayed)} events")
+        return replayed
+
+    def _files_and_sql(self, broken: Future[set[str] | None]) -> tuple[list[Opined], SqlResult]:
+        """One read of each segment serves both: the task that checks a file clears most of its items."""
         places = [(number, at) for number, plan in enumerate(self._plans) for at in range(len(plan.entries))]
+        if not places:
+            return [], self._sql([], None, broken)
         buckets = buckets_for(sum(entry.events for plan in self._plans for entry in plan.entries))
-        rows = tasks(
-            self._spark,
-            AuditWork(
-                ReplayWork(self._address, self._options, self._plans, dict(self._known)),
-                SegmentWork(self._address, self._options, self._plans, places, buckets),
-            ),
-        ).persist()
+        work = SegmentWork(self._address, self._options, self._plans, places, buckets)
+        rows = tasks(self._spark, work, ROWS_OF_SEGMENTS).persist()
         try:
             # Marks of the first bucket come along: there is but one for millions of events.
-            wanted = rows.where("replayed IS NOT NULL OR done IS NOT NULL OR bucket = 0")
-            told = wanted.select("replayed", "done", "shard", "marks").collect()
-            replayed = [_read(row["replayed"], ReplayDone) for row in told if row["replayed"] is not None]
+            told = rows.where("done IS NOT NULL OR bucket = 0").select("done", "shard", "marks").collect()
             done = [_read(row["done"], SegmentDone) for row in told if row["done"] is not None]
-            events = sum(each.replayed.events for each in replayed)
-            self._report(f"replay: {events} events; files: {len(places)} segments read")
+            self._report(f"files: {len(places)} segments read")
             files = [each.opined for each in done]
-            if not places:
-                return files, replayed, self._sql(files, None, broken)
             cleared = {(each.opined.shard, each.opined.place): each.cleared for each in done}
             of_shards = {
                 plan.shard: [cleared[plan.shard, at] for at in range(len(plan.entries))] for plan in self._plans
             }
             marked = [row for row in told if row["marks"] is not None]
             shared = suspected(marked, rows, buckets) | {each.opined.shard for each in done if not each.marked}
-            sql = self._sql(files, ClearedSegments(of_shards, rows, frozenset(shared)), broken)
-            return files, replayed, sql
+            return files, self._sql(files, ClearedSegments(of_shards, rows, frozenset(shared)), broken)
         finally:
             rows.unpersist()
 

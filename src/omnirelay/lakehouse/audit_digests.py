@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from omnirelay.core.snapshot import digest, dump
-from omnirelay.core.state import State
-from omnirelay.engine.recovery import rebuild
 from omnirelay.errors import LogTrimmed, OutOfRange
-from omnirelay.log.sqlite import SqliteLog
+
+if TYPE_CHECKING:
+    from omnirelay.core.state import State
+    from omnirelay.log.sqlite import SqliteLog
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -30,6 +32,9 @@ async def known_of(directory: Path, shard: str, *, anchor: int, last: int) -> Kn
 
     Where the log does not reach to one of them, nothing is said about it. Raises what opening and replaying a log does.
     """
+    # Every Python worker of an audit imports this module, and no worker opens a log.
+    from omnirelay.log.sqlite import SqliteLog
+
     log = SqliteLog.open(directory, shard, read_only=True)
     try:
         digests = {record.sequence: record.digest for record in await log.snapshots()}
@@ -47,6 +52,8 @@ async def known_of(directory: Path, shard: str, *, anchor: int, last: int) -> Kn
 
 async def _state_at(log: SqliteLog, sequence: int) -> State | None:
     """The state behind an event; None when the log has not come there yet, or no longer reaches back so far."""
+    from omnirelay.engine.recovery import rebuild
+
     try:
         return (await rebuild(log, sequence)).state
     except (LogTrimmed, OutOfRange):

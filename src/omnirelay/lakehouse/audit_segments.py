@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from omnirelay.errors import LogDamaged
 from omnirelay.lakehouse.audit_rules import Findings
+from omnirelay.lakehouse.audit_spelling import spell_their_frames
 from omnirelay.log.base import Frame
 from omnirelay.log.frame import chain_of, check_header, decode_header
 from omnirelay.segments.agreement import Difference, column_differences, line_differences
@@ -69,7 +70,8 @@ class SegmentCheck:
             table = read_columns(data) if format_of(entry.name) == "parquet" else None
             frames = decode_lines(data) if table is None else frames_of_arrow(table)
             made = None
-            if self._thorough or table is None:
+            spelled = self._thorough and table is not None and self._are_spelled(table, frames)
+            if table is None or (self._thorough and not spelled):
                 made = pa.Table.from_batches(
                     [frames_to_arrow(part, None) for part in _slices(frames)], schema=arrow_schema()
                 )
@@ -81,10 +83,22 @@ class SegmentCheck:
             return
         self.usable = True
         self.columns = made if table is None else table
-        if made is not None and self._thorough:
-            self._check_frames(frames)
-            self._check_contiguity(made)
+        if not self._thorough:
+            return
+        self._check_frames(frames)
+        self._check_contiguity(self.columns if made is None else made)
+        if made is not None:
             self._check_agreement(line_differences(data, frames) if table is None else column_differences(table, made))
+
+    def _are_spelled(self, table: pa.Table, frames: Sequence[Frame]) -> bool:
+        """Whether columns agree with frames, told without making columns of these. If not nothing is known yet."""
+        at = 0
+        for part in _slices(frames):
+            rows = sum(frame.count for frame in part)
+            if not spell_their_frames(table.slice(at, rows), part, self._findings.shard, self._log_id):
+                return False
+            at += rows
+        return at == int(table.num_rows)
 
     def _segment(self, what: str) -> None:
         entry = self._entry

@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _DONE: Final = pa.schema({"done": pa.string()})
-_REPLAYED: Final = pa.schema({"replayed": pa.string()})
-ROWS_OF_TASKS: Final = pa.schema(
+REPLAYED: Final = pa.schema({"replayed": pa.string()})
+"""What comes of a shard, as JSON."""
+ROWS_OF_SEGMENTS: Final = pa.schema(
     {
-        "replayed": pa.string(),
         "done": pa.string(),
         "shard": pa.string(),
         **{field.name: field.type for schema in (ROWS, FRAMES, MARKS) for field in schema},
     }
 )
-"""What comes of shards, `replayed`, and of segments: `done` of each, both as JSON, and what is left to SQL. That are
-rows of items, with `item`, and frames, with `more_pending`; and of lease ids that were granted there, with `bucket`.
+"""What comes of segments: `done` of each, as JSON, and what is left to SQL. That are rows of items, with `item`, and
+frames, with `more_pending`; and of lease ids that were granted there, with `bucket`.
 """
 _LOOKS: Final = 3
 """How often a manifest is looked at that changes meanwhile."""
@@ -83,6 +83,10 @@ class SegmentWork(msgspec.Struct, frozen=True):
     buckets: int = 1
     """Of lease ids."""
 
+    @property
+    def count(self) -> int:
+        return len(self.places)
+
     def run(self, number: int) -> Iterator[pa.RecordBatch]:
         of_plan, at = self.places[number]
         plan = self.plans[of_plan]
@@ -95,7 +99,7 @@ class SegmentWork(msgspec.Struct, frozen=True):
             check.run(waited(self._fetched(plan.shard, entry)))
         except _Replaced:
             replaced = Opined.of(findings, usable=False, place=at, replaced=True)
-            yield _json(SegmentDone(replaced), _DONE)
+            yield _told(SegmentDone(replaced))
             return
         opined = Opined.of(findings, usable=check.usable, place=at)
         cleared, marks = None, None
@@ -104,10 +108,10 @@ class SegmentWork(msgspec.Struct, frozen=True):
             cleared = clear(check.columns, plan.shard, entry.before.sequence, last)
             marks = marks_of_grants(check.columns, last, self.buckets)
         facts = None if cleared is None else cleared[0]
-        yield _json(SegmentDone(opined, facts, marks is not None), _DONE)
+        yield _told(SegmentDone(opined, facts, marks is not None))
         left = () if cleared is None else (cleared[1].rows, cleared[1].frames)
         for rows in (*left, *(() if marks is None else (marks,))):
-            yield padded(rows, ROWS_OF_TASKS, shard=plan.shard)
+            yield padded(rows, ROWS_OF_SEGMENTS, shard=plan.shard)
 
     async def _fetched(self, shard: str, entry: Entry) -> bytes | None:
         """What the segment holds; None when it is missing. Raises _Replaced when it need not be there any more."""
@@ -148,42 +152,34 @@ class ReplayWork(msgspec.Struct, frozen=True):
     plans: list[ShardPlan]
     known: dict[str, Known]
 
+    @property
+    def count(self) -> int:
+        return len(self.plans)
+
     def run(self, number: int) -> Iterator[pa.RecordBatch]:
         plan = self.plans[number]
         findings = Findings("replay", plan.shard, plan.first, plan.last)
         replayed = asyncio.run(self._replayed(plan, findings))
-        yield _json(ReplayDone(Opined.of(findings), replayed), _REPLAYED)
+        yield _json(ReplayDone(Opined.of(findings), replayed), REPLAYED)
 
     async def _replayed(self, plan: ShardPlan, findings: Findings) -> Replayed:
         store = await connect(self.address, self.options, writable=False)
         return await Replay(store, plan, self.known.get(plan.shard), findings).run()
 
 
-class AuditWork(msgspec.Struct, frozen=True):
-    """All of it. Shards come first: the replay of one takes longer than any segment, and others go on beside it."""
-
-    replay: ReplayWork
-    segments: SegmentWork
-
-    @property
-    def count(self) -> int:
-        return len(self.replay.plans) + len(self.segments.places)
-
-    def run(self, number: int) -> Iterator[pa.RecordBatch]:
-        shards = len(self.replay.plans)
-        return self.replay.run(number) if number < shards else self.segments.run(number - shards)
+Work: TypeAlias = ReplayWork | SegmentWork
 
 
-def tasks(spark: SparkSession, work: AuditWork) -> DataFrame:
-    """What comes of the work, as `ROWS_OF_TASKS`, each piece of it made by a task of its own."""
+def tasks(spark: SparkSession, work: Work, schema: pa.Schema) -> DataFrame:
+    """What comes of the work, as rows of this schema, each piece of it made by a task of its own."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     # A function of a module and what it is given travel; one that is made here would take its whole module along.
     numbers = spark.range(0, work.count, 1, work.count)
-    return numbers.mapInArrow(partial(_worked, work), from_arrow_schema(ROWS_OF_TASKS))
+    return numbers.mapInArrow(partial(_worked, work), from_arrow_schema(schema))
 
 
-def _worked(work: AuditWork, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _worked(work: Work, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for number in batch.column(0).to_pylist():
             with _seldom_collected():
@@ -191,8 +187,12 @@ def _worked(work: AuditWork, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
             yield from done
 
 
+def _told(done: SegmentDone) -> pa.RecordBatch:
+    return padded(_json(done, _DONE), ROWS_OF_SEGMENTS)
+
+
 def _json(value: SegmentDone | ReplayDone, schema: pa.Schema) -> pa.RecordBatch:
-    return padded(pa.RecordBatch.from_arrays([pa.array([_encode(value).decode()])], schema=schema), ROWS_OF_TASKS)
+    return pa.RecordBatch.from_arrays([pa.array([_encode(value).decode()])], schema=schema)
 
 
 def padded(batch: pa.RecordBatch, schema: pa.Schema, **given: str) -> pa.RecordBatch:

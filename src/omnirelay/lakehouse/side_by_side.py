@@ -8,9 +8,25 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 Name = TypeVar("Name", bound=Hashable)
+T = TypeVar("T")
+
+
+def begin(work: Callable[[], T], name: str) -> Future[T]:
+    """Do it beside the caller. A process that ends does not wait for it, as it would for a pool of threads."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=f"omnirelay-{name}", daemon=True).start()
+    return future
 
 
 def do_side_by_side(
