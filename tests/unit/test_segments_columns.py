@@ -208,6 +208,16 @@ def test_frames_are_found_in_any_chunks_of_a_table(kind: pa.DataType) -> None:
     assert frames_of_arrow(pa.concat_tables(pieces)) == log.frames
 
 
+@pytest.mark.parametrize("name", ["frame_first", "frame_last", "frame_epoch", "frame_generation", "frame_time", "chain"])
+def test_a_frame_without_one_of_its_columns_is_refused_by_name(name: str) -> None:
+    table = pa.Table.from_batches([frames_to_arrow(log_of(2, 3).frames, None)])
+    column = table[name].to_pylist()
+    column[2] = None  # Of the second frame.
+    damaged = table.set_column(table.column_names.index(name), name, pa.array(column, table[name].type))
+    with pytest.raises(ValueError, match=f"a frame without {name}"):
+        frames_of_arrow(damaged)
+
+
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"x" * 100])
 def test_what_is_no_segment_is_said_to_be_none(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):

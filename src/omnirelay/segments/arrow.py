@@ -324,9 +324,14 @@ _BESIDE_FRAMES = [name for name in _FRAME_COLUMNS if name != "frame"]
 
 
 def frames_of_arrow(table: pa.Table) -> list[Frame]:
-    """The frames of a segment; the number of events of each is the number of its rows."""
+    """The frames of a segment; the number of events of each is the number of its rows. Raises ValueError where
+    something of a frame is missing.
+    """
     starts = _compute().indices_nonzero(table["frame"].is_valid())
     rows = table.select(_BESIDE_FRAMES).take(starts)
+    for name in _BESIDE_FRAMES:
+        if rows[name].null_count:
+            raise ValueError(f"a frame without {name}")
     at = starts.to_pylist()
     values = [rows[name].cast(pa.int64()) if name == "frame_time" else rows[name] for name in _BESIDE_FRAMES]
     of_frames = zip(*(each.to_pylist() for each in values), strict=True)
