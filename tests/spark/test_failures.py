@@ -84,3 +84,14 @@ def test_run_that_is_interrupted_amid_spark_ends_at_once_and_says_nothing(
         assert run.wait(timeout=250) == 128 + number
     assert [line for line in rest.splitlines() if not line.startswith(("silver.", "gold."))] == []
     assert not list(tmp_path.glob("omnirelay-segments-*"))
+
+
+def test_run_that_is_interrupted_while_spark_starts_ends_at_once_and_says_nothing(tmp_path: Path) -> None:
+    words = command(tmp_path, "--warehouse", str(tmp_path / "lake"), "--master", "local[1]")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        next(line for line in run.stderr if "starting Spark" in line)
+        run.send_signal(signal.SIGINT)
+        rest = run.stderr.read()
+        assert run.wait(timeout=250) == 128 + signal.SIGINT
+    assert rest == ""

@@ -208,7 +208,9 @@ def test_frames_are_found_in_any_chunks_of_a_table(kind: pa.DataType) -> None:
     assert frames_of_arrow(pa.concat_tables(pieces)) == log.frames
 
 
-@pytest.mark.parametrize("name", ["frame_first", "frame_last", "frame_epoch", "frame_generation", "frame_time", "chain"])
+@pytest.mark.parametrize(
+    "name", ["frame_first", "frame_last", "frame_epoch", "frame_generation", "frame_time", "chain"]
+)
 def test_a_frame_without_one_of_its_columns_is_refused_by_name(name: str) -> None:
     table = pa.Table.from_batches([frames_to_arrow(log_of(2, 3).frames, None)])
     column = table[name].to_pylist()
