@@ -168,7 +168,7 @@ async def test_the_event_loop_waits_for_a_quick_disk_only(tmp_path: Path, monkey
 
     shard = await Place("sqlite", tmp_path).open(FakeClock())
     with armed("log.append.begin", take_long), monkeypatch.context() as patch:
-        patch.setattr(sqlite_writer, "INLINE_NS_MAX", PATIENCE_S * 1_000_000_000)  # Whatever disk this runs on.
+        patch.setattr(sqlite_writer, "INLINE_NS_MAX", int(PATIENCE_S) * 1_000_000_000)  # Whatever disk this runs on.
         for each in items(3):
             await shard.enqueue(each)
         assert appended == [True] * 3, "a lone caller on a quick disk needs no hop"
